@@ -1,0 +1,42 @@
+PYTHON ?= python3
+
+VENV  := .venv
+READY := $(VENV)/.ready
+PY    := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full lint format bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+
+# The development environment. It is rebuilt when the metadata or the pins change.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Train the digits example, end to end
+	$(PY) examples/digits.py
+
+test: $(READY) ## Run the tests, without the slow ones
+	$(PY) -m pytest -q
+
+test-full: $(READY) ## Run all the tests, the slow ones included
+	$(PY) -m pytest -q -m ""
+
+lint: $(READY) ## Check style, formatting and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(READY) ## Rewrite the sources in the project's style
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(READY) ## Run the benchmarks
+	$(PY) -m benchmarks
+
+clean: ## Remove all that was generated, the environment included
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

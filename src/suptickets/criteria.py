@@ -1,0 +1,133 @@
+"""Scores to prune by and to grow by.
+
+To prune, a criterion scores the living connections and the lowest go; to grow, it scores all positions (in
+memory order) and the highest that are not alive come. Which gradient does growth use? That of the step just
+taken, summed over its backward passes and averaged over ranks; a loss scale or a clipping factor multiplies
+all scores alike and changes no choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from suptickets.errors import SparsityError, unknown
+from suptickets.weight import SparseWeight
+
+Score = Callable[[SparseWeight, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A way to score connections."""
+
+    name: str
+    summary: str
+    score: Score
+    needs_gradient: bool = False
+
+
+def strongest(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest scores: exactly so many, whatever the ties."""
+    return torch.topk(scores, count, sorted=False).indices
+
+
+def gradient_of(weight: SparseWeight) -> Tensor:
+    """The gradient of all positions, or an error that says how to get it."""
+    gradient = weight.gradient
+    if gradient is None:
+        raise SparsityError(
+            f"there is no gradient of all positions for {weight.name}: call network.request_gradient() "
+            "before the forward pass of the step, and backward() before this"
+        )
+    return gradient
+
+
+def _magnitude(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    return weight.values.detach().reshape(-1).abs()
+
+
+def _largest(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    return -_magnitude(weight, generator)
+
+
+def _signed(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    """SET: the same share of the smallest positive and of the largest negative values goes."""
+    values = weight.values.detach().reshape(-1)
+    scores = torch.empty_like(values)
+    for side in (values > 0, values <= 0):
+        ranks = values[side].abs().argsort().argsort()
+        scores[side] = (ranks.to(values.dtype) + 0.5) / max(len(ranks), 1)
+    return scores
+
+
+def _sensitivity(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    values = weight.values.detach().reshape(-1)
+    return (values * gradient_of(weight).gather(0, weight.positions)).abs()
+
+
+def _random_living(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    return _rand(weight, generator, weight.nonzero)
+
+
+def _gradient(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    return gradient_of(weight).abs()
+
+
+def _momentum(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    if weight.momentum is None:
+        raise SparsityError("growing by momentum needs the momentum of all positions: use the method SNFS")
+    return weight.momentum.abs()
+
+
+def _random_all(weight: SparseWeight, generator: torch.Generator) -> Tensor:
+    rows = _rand(weight, generator, weight.size)
+    return weight.flatten(rows.view(weight.shape))
+
+
+def _rand(weight: SparseWeight, generator: torch.Generator, count: int) -> Tensor:
+    """Random numbers made where the weight lives, from a stream that is the network's own."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    stream = torch.Generator(weight.positions.device).manual_seed(seed)
+    return torch.rand(count, generator=stream, device=weight.positions.device)
+
+
+PRUNE = {
+    c.name: c
+    for c in (
+        Criterion("magnitude", "the smallest magnitudes go", _magnitude),
+        Criterion("largest", "the largest magnitudes go (the paper's variance experiment)", _largest),
+        Criterion("signed", "the smallest positive and the largest negative values go (SET)", _signed),
+        Criterion("sensitivity", "the smallest |weight x gradient| go (SNIP)", _sensitivity, True),
+        Criterion("random", "any go", _random_living),
+    )
+}
+GROW = {
+    c.name: c
+    for c in (
+        Criterion("gradient", "the largest gradients come (RigL)", _gradient, True),
+        Criterion("momentum", "the largest momenta come (SNFS)", _momentum),
+        Criterion("random", "any come (SET)", _random_all),
+    )
+}
+
+
+def prune_criterion(name: str | Criterion) -> Criterion:
+    """The pruning criterion of that name."""
+    return _find("pruning criterion", name, PRUNE)
+
+
+def grow_criterion(name: str | Criterion) -> Criterion:
+    """The growing criterion of that name."""
+    return _find("growing criterion", name, GROW)
+
+
+def _find(kind: str, name: str | Criterion, known: dict[str, Criterion]) -> Criterion:
+    if isinstance(name, Criterion):
+        return name
+    if name not in known:
+        raise unknown(kind, name, known)
+    return known[name]

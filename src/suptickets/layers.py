@@ -1,0 +1,96 @@
+"""Which weights of a model become sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from suptickets.errors import SparsityError, unknown
+
+Patterns = str | Iterable[str] | None
+
+#: The kinds of layer whose weight becomes sparse without being named.
+ELIGIBLE = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+
+
+@dataclass
+class Candidate:
+    """A parameter of two or more dimensions, with every module that owns it."""
+
+    owners: list[tuple[nn.Module, str]] = field(default_factory=list)
+    names: list[tuple[str, str]] = field(default_factory=list)  # (module, attribute) for each owner
+
+    @property
+    def name(self) -> str:
+        """The name of the layer: its module's, unless the attribute is not called `weight`."""
+        module, attribute = self.names[0]
+        return module if module and attribute == "weight" else f"{module}.{attribute}".lstrip(".")
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it becomes sparse without being named: a trained convolution or linear layer."""
+        module, attribute = self.owners[0]
+        trained = module.get_parameter(attribute).requires_grad
+        return trained and any(isinstance(m, ELIGIBLE) and a == "weight" for m, a in self.owners)
+
+    def matches(self, pattern: str, *, below: bool) -> bool:
+        """Whether `pattern` names the weight or its module, or (`below`) a module around it."""
+        return any(fnmatchcase(name, pattern) for name in self._known_as(below))
+
+    def _known_as(self, below: bool) -> Iterator[str]:
+        for module, attribute in self.names:
+            yield f"{module}.{attribute}".lstrip(".")
+            yield module
+            parts = module.split(".")
+            if below:
+                yield from (".".join(parts[:n]) for n in range(1, len(parts)))
+
+
+def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None) -> list[Candidate]:
+    """The weights to make sparse: by default those of all trained convolutions and linear layers.
+
+    `include` and `exclude` hold names of weights or modules, or patterns such as `encoder.*`. A name in
+    `include` takes any weight of two or more dimensions (attention's packed projections, embeddings,
+    LSTM weights); the name of a module around others takes the convolutions and linear layers in it.
+    """
+    candidates = _candidates(model)
+    chosen = [c for c in candidates if c.eligible]
+    if include is not None:
+        chosen = [
+            c
+            for c in candidates
+            if any(c.matches(p, below=c.eligible) for p in _patterns("include", include, candidates))
+        ]
+    for pattern in _patterns("exclude", exclude, candidates):
+        chosen = [c for c in chosen if not c.matches(pattern, below=True)]
+    if not chosen:
+        raise SparsityError("no layer to make sparse: name weights of two or more dimensions with include")
+    return chosen
+
+
+def _candidates(model: nn.Module) -> list[Candidate]:
+    found: dict[int, Candidate] = {}
+    for prefix, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if isinstance(parameter, UninitializedParameter):
+                raise SparsityError(f"{prefix} has no shape yet: run one batch through the model first")
+            if parameter is not None and parameter.dim() >= 2 and parameter.numel() > 0:
+                candidate = found.setdefault(id(parameter), Candidate())
+                candidate.owners.append((module, attribute))
+                candidate.names.append((prefix, attribute))
+    return list(found.values())
+
+
+def _patterns(option: str, patterns: Patterns, candidates: list[Candidate]) -> list[str]:
+    listed = [] if patterns is None else [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in listed:
+        if not any(c.matches(pattern, below=True) for c in candidates):
+            raise unknown(f"{option} name (it matches no weight)", pattern, [c.name for c in candidates])
+    return listed

@@ -1,0 +1,112 @@
+"""FLOPs of a forward pass, dense and by living connections.
+
+2 per multiply-add, of convolutions and matrix products, by the formulas of `torch.utils.flop_counter`. An
+operation with a weight costs, when the weight is sparse, its share of living connections. What the numbers do
+not mean: they are no time, and nothing but these operations is counted (no batch norm, pooling, activations).
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from suptickets.plain import densified
+from suptickets.weight import SparseWeight
+
+
+@dataclass(frozen=True)
+class LayerFlops:
+    """FLOPs of the operations with one weight."""
+
+    dense: int
+    sparse: int
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of one forward pass: `dense` if all connections lived, `sparse` for the living ones."""
+
+    dense: int
+    sparse: int
+    layers: Mapping[str, LayerFlops]
+
+    @property
+    def ratio(self) -> float:
+        """Sparse over dense."""
+        return self.sparse / self.dense if self.dense else 1.0
+
+
+class _Counter(TorchDispatchMode):
+    """Counts every operation that has a formula, and finds the weight in it by its storage."""
+
+    def __init__(self, weights: Mapping[int, tuple[str, float]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weights = weights
+        self.dense: dict[str, int] = defaultdict(int)
+        self.sparse: dict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is None and func._can_decompose():
+            with self:
+                decomposed = func.decompose(*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
+        out = func(*args, **kwargs)
+        if formula is not None:
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            keys = [t.untyped_storage().data_ptr() for t in tensors]
+            name, density = next((self.weights[k] for k in keys if k in self.weights), ("", 1.0))
+            count = formula(*args, **kwargs, out_val=out)
+            self.dense[name] += count
+            self.sparse[name] += count * density
+        return out
+
+
+def flops(model: nn.Module, example_input: Any) -> Flops:
+    """FLOPs of `model(example_input)`; divide by the batch size for those of one sample.
+
+    `model` may be sparsified (living connections count) or plain (non-zero weights count); it is run on a
+    copy, in evaluation mode, and is not changed. A tuple is taken as several inputs.
+    """
+    plain = densified(model).eval()
+    living = {w.name: w.density for w in model.modules() if isinstance(w, SparseWeight)}
+    weights = {}
+    for name, parameter in plain.named_parameters():
+        if parameter.dim() >= 2:
+            layer = name.removesuffix(".weight")
+            nonzero = float((parameter != 0).double().mean()) if layer not in living else living[layer]
+            weights[parameter.untyped_storage().data_ptr()] = (layer, nonzero)
+    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    counter = _Counter(weights)
+    with torch.no_grad(), _plain_kernels(), counter:
+        plain(*copy.deepcopy(inputs))
+    layers = {n: LayerFlops(counter.dense[n], round(counter.sparse[n])) for n in counter.dense if n}
+    return Flops(sum(counter.dense.values()), round(sum(counter.sparse.values())), layers)
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Keep recurrent and attention layers from running as one kernel that no formula knows."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+            warnings.simplefilter("ignore")  # of the flags: about TF32 on other devices
+            with torch.backends.mkldnn.flags(enabled=False):
+                yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

@@ -1,0 +1,31 @@
+"""The methods: who lives when. One short file each; `METHODS` knows them by name."""
+
+from suptickets.methods.base import Dynamic, Method
+from suptickets.methods.dense import Dense, SmallDense
+from suptickets.methods.dsr import DSR
+from suptickets.methods.granet import GMP, GraNet
+from suptickets.methods.rigl import RigL
+from suptickets.methods.set import SET
+from suptickets.methods.snfs import SNFS
+from suptickets.methods.snip import SNIP
+from suptickets.methods.static import Static
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Dense, SmallDense, Static, SNIP, SET, RigL, GraNet, GMP, SNFS, DSR)
+}
+
+__all__ = [
+    "DSR",
+    "GMP",
+    "METHODS",
+    "SET",
+    "SNFS",
+    "SNIP",
+    "Dense",
+    "Dynamic",
+    "GraNet",
+    "Method",
+    "RigL",
+    "SmallDense",
+    "Static",
+]

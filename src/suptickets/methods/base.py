@@ -1,0 +1,134 @@
+"""What a method is: who lives at the start, and what changes after which step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from suptickets.distribution import DISTRIBUTIONS, counts
+from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.network import SparseNetwork
+from suptickets.schedules import cosine
+
+
+@dataclass
+class Method:
+    """Connections are drawn at random by the distribution and stay; subclasses change them.
+
+    Args:
+        sparsity: the fraction of the connections that are not alive, in total.
+        distribution: how the living ones are spread over the layers: `erk`, `er` or `uniform`.
+        dense_first: keep all connections of the first layer; the others make up for it.
+        dense_last: the same for the last layer.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    sparse: ClassVar[bool] = True  # whether weights are stored sparse at all
+    prune: ClassVar[str] = "magnitude"  # the criteria of an exploration; static methods borrow RigL's
+    grow: ClassVar[str] = "gradient"
+
+    sparsity: float
+    _: KW_ONLY
+    distribution: str = "erk"
+    dense_first: bool = False
+    dense_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        self.sparsity = fraction("sparsity", self.sparsity)
+        if self.distribution not in DISTRIBUTIONS:
+            raise unknown("distribution", self.distribution, DISTRIBUTIONS)
+
+    @property
+    def initial(self) -> float:
+        """The sparsity at the start."""
+        return self.sparsity
+
+    @property
+    def ready(self) -> int:
+        """The number of steps after which the target sparsity is reached."""
+        return 0
+
+    def begin(self, network: SparseNetwork) -> None:
+        """Choose the first connections; all are alive when this is called."""
+        shapes = [weight.shape for weight in network.weights.values()]
+        dense = {0} if self.dense_first else set()
+        dense |= {len(shapes) - 1} if self.dense_last else set()
+        names = list(network.weights)
+        assigned = counts(shapes, self.initial, self.distribution, dense=dense, names=names)
+        network.prune(dict(zip(names, assigned, strict=True)), by="random")
+
+    def needs_gradient(self, step: int) -> bool:
+        """Whether step number `step` (the first is 1) needs the gradient of all positions."""
+        return False
+
+    def observe(self, network: SparseNetwork) -> None:
+        """See every step, also while a booster holds the updates off."""
+
+    def update(self, network: SparseNetwork, step: int) -> None:
+        """Change connections after step number `step`, if it is time to."""
+
+    def state_dict(self, network: SparseNetwork) -> dict[str, Any]:
+        """What the method itself remembers."""
+        return {}
+
+    def load_state_dict(self, network: SparseNetwork, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+
+
+@dataclass
+class Dynamic(Method):
+    """A method that changes connections every `interval` steps.
+
+    Args:
+        interval: optimizer steps between two updates.
+        rate: the share of the connections that an update prunes and grows.
+        decay: `constant`, or `cosine`: the rate falls to 0 at the stop (RigL's own schedule).
+        total_steps: steps of the whole training; needed for `cosine` and for a `stop` below 1.
+        stop: the fraction of `total_steps` after which connections stay as they are.
+    """
+
+    _: KW_ONLY
+    interval: int = 1000
+    rate: float = 0.5
+    decay: str = "constant"
+    total_steps: int | None = None
+    stop: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        super().__post_init__()
+        fraction("rate", self.rate, one=True)
+        fraction("stop", self.stop, one=True)
+        if self.decay not in ("constant", "cosine"):
+            raise unknown("decay", self.decay, ("constant", "cosine"))
+        if self.total_steps is None and (self.decay == "cosine" or self.stop < 1):
+            raise SparsityError(
+                "decay='cosine' and a stop below 1 need total_steps, the steps of the training"
+            )
+        if self.interval < 1:
+            raise SparsityError(f"interval must be at least 1 step, not {self.interval}")
+
+    @property
+    def last(self) -> float:
+        """The step after which connections stay."""
+        return float("inf") if self.total_steps is None else self.stop * self.total_steps
+
+    def due(self, step: int) -> bool:
+        """Whether connections change after this step."""
+        return step % self.interval == 0 and step <= self.last
+
+    def rate_at(self, step: int) -> float:
+        """The share that an update after this step prunes and grows."""
+        return self.rate if self.decay == "constant" else cosine(step, round(self.last), self.rate)
+
+    def needs_gradient(self, step: int) -> bool:
+        """Only the steps after which something is grown by gradient."""
+        return self.grow == "gradient" and self.due(step)
+
+    def update(self, network: SparseNetwork, step: int) -> None:
+        """Prune a share of each layer, grow as many."""
+        if self.due(step):
+            network.explore(self.rate_at(step))

@@ -1,0 +1,70 @@
+"""Dense and Small-Dense: what sparse networks are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from suptickets.errors import SparsityError, fraction
+from suptickets.methods.base import Method
+from suptickets.network import SparseNetwork
+
+
+@dataclass
+class Dense(Method):
+    """The network as it is; nothing is stored sparse."""
+
+    name: ClassVar[str] = "dense"
+    summary: ClassVar[str] = "the dense network, for comparison"
+    sparse: ClassVar[bool] = False
+
+    sparsity: float = 0.0
+
+    def __post_init__(self) -> None:
+        """A dense network has no sparsity."""
+        super().__post_init__()
+        if self.sparsity != 0 and type(self) is Dense:
+            raise SparsityError(f"dense has sparsity 0, not {self.sparsity:g}: choose a sparse method")
+
+    def begin(self, network: SparseNetwork) -> None:
+        """Nothing to choose."""
+
+
+@dataclass
+class SmallDense(Dense):
+    """A dense network narrowed to the parameter count of the sparse one.
+
+    `narrow` finds the width; the network that it returns is trained like a dense one.
+    """
+
+    name: ClassVar[str] = "small-dense"
+    summary: ClassVar[str] = "a dense network narrowed to the sparse one's parameter count"
+
+    def narrow(self, build: Callable[[float], nn.Module]) -> nn.Module:
+        """The widest `build(width)`, 0 < width <= 1, with at most 1 - sparsity of the parameters."""
+        fraction("sparsity", self.sparsity)
+        budget = (1 - self.sparsity) * _parameters(build(1.0))
+        low, high = 0.0, 1.0
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _fits(build, middle, budget) else (low, middle)
+        width = 1.0 if self.sparsity == 0 else low
+        if not _fits(build, width, budget):
+            raise SparsityError(
+                f"no width fits {1 - self.sparsity:.4f} of the parameters: use a lower sparsity"
+            )
+        return build(width)
+
+
+def _fits(build: Callable[[float], nn.Module], width: float, budget: float) -> bool:
+    try:
+        return _parameters(build(width)) <= budget
+    except ValueError:  # a width at which a layer has no channels
+        return False
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

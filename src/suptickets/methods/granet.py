@@ -1,0 +1,88 @@
+"""GraNet (Liu et al., NeurIPS 2021) and gradual magnitude pruning (Zhu and Gupta, 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from suptickets.errors import SparsityError, fraction
+from suptickets.methods.base import Dynamic
+from suptickets.network import SparseNetwork
+from suptickets.schedules import cubic
+
+
+@dataclass
+class GraNet(Dynamic):
+    """From a half-dense (or dense) start, prune globally by magnitude, each time followed by prune-and-grow.
+
+    Args:
+        initial_sparsity: the sparsity at the start; 0 starts dense.
+        prune_start: the step at which the cubic pruning schedule begins.
+        prune_end: the step at which it reaches `sparsity`: 110 epochs of CIFAR at batch 128 by default.
+    """
+
+    name: ClassVar[str] = "granet"
+    summary: ClassVar[str] = "gradual global magnitude pruning, each time followed by prune-and-grow"
+
+    _: KW_ONLY
+    initial_sparsity: float = 0.5
+    prune_start: int = 0
+    prune_end: int = 110 * 391
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        super().__post_init__()
+        fraction("initial_sparsity", self.initial_sparsity)
+        if self.initial_sparsity > self.sparsity:
+            raise SparsityError(
+                f"initial_sparsity {self.initial_sparsity:g} is above the target {self.sparsity:g}"
+            )
+        if not 0 <= self.prune_start < self.prune_end:
+            raise SparsityError("prune_end must come after prune_start")
+
+    @property
+    def initial(self) -> float:
+        """The sparsity at the start."""
+        return self.initial_sparsity
+
+    @property
+    def ready(self) -> int:
+        """The first update at or after the end of the schedule."""
+        return -(-self.prune_end // self.interval) * self.interval
+
+    def due(self, step: int) -> bool:
+        """Until the target is reached, no stop applies."""
+        return super().due(step) or (step % self.interval == 0 and step <= self.ready)
+
+    def update(self, network: SparseNetwork, step: int) -> None:
+        """Prune to the schedule, then explore."""
+        if self.due(step) and step >= self.prune_start:
+            self._prune(network, step)
+            self._explore(network, step)
+
+    def _prune(self, network: SparseNetwork, step: int) -> None:
+        sparsity = cubic(step, self.prune_start, self.prune_end, self.initial_sparsity, self.sparsity)
+        total = round((1 - sparsity) * network.parameters_total)
+        if total < network.nonzero:
+            network.prune(network.global_counts(total), by="magnitude")
+
+    def _explore(self, network: SparseNetwork, step: int) -> None:
+        network.explore(self.rate_at(step))
+
+
+@dataclass
+class GMP(GraNet):
+    """Gradual magnitude pruning: GraNet's schedule from a dense start, without growth."""
+
+    name: ClassVar[str] = "gmp"
+    summary: ClassVar[str] = "gradual global magnitude pruning from a dense start, no growth"
+
+    _: KW_ONLY
+    initial_sparsity: float = 0.0
+
+    def needs_gradient(self, step: int) -> bool:
+        """Nothing is grown."""
+        return False
+
+    def _explore(self, network: SparseNetwork, step: int) -> None:
+        """Nothing is grown."""

@@ -1,0 +1,77 @@
+"""SNFS, sparse networks from scratch (Dettmers and Zettlemoyer, 2019): growth by momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from suptickets.distribution import apportion
+from suptickets.errors import fraction
+from suptickets.methods.base import Dynamic
+from suptickets.network import SparseNetwork
+
+
+@dataclass
+class SNFS(Dynamic):
+    """What is pruned is given to the layers in proportion to their mean momentum, and grown by momentum.
+
+    By definition it needs the momentum of all positions, so it alone keeps one dense tensor per weight and
+    collects the dense gradient at every step.
+
+    Args:
+        momentum: decay of the momentum of all positions.
+    """
+
+    name: ClassVar[str] = "snfs"
+    summary: ClassVar[str] = "grow by momentum, layer counts by mean momentum (keeps a dense momentum)"
+    grow: ClassVar[str] = "momentum"
+
+    _: KW_ONLY
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        super().__post_init__()
+        fraction("momentum", self.momentum)
+
+    def needs_gradient(self, step: int) -> bool:
+        """Every step adds to the momentum."""
+        return True
+
+    @torch.no_grad()
+    def observe(self, network: SparseNetwork) -> None:
+        """Add this step's gradient to the momentum of all positions."""
+        if not network.gradients_ready():
+            return
+        for weight in network.weights.values():
+            if weight.gradient is not None:
+                old = torch.zeros_like(weight.gradient) if weight.momentum is None else weight.momentum
+                weight.momentum = old.mul_(self.momentum).add_(weight.gradient)
+
+    def update(self, network: SparseNetwork, step: int) -> None:
+        """Prune a share of each layer, grow as many in total, where the momentum is."""
+        if not self.due(step):
+            return
+        weights = {name: w for name, w in network.weights.items() if w.momentum is not None}
+        rate = self.rate_at(step)
+        kept = {name: max(w.nonzero - int(rate * w.nonzero + 0.5), 1) for name, w in weights.items()}
+        shares = [float(w.momentum.gather(0, w.positions).abs().mean()) for w in weights.values()]  # type: ignore[union-attr]
+        freed = sum(w.nonzero - kept[name] for name, w in weights.items())
+        grown = apportion(freed, shares, [w.size - kept[name] for name, w in weights.items()])
+        network.rewire(kept, {name: kept[name] + n for name, n in zip(kept, grown, strict=True)})
+
+    def state_dict(self, network: SparseNetwork) -> dict[str, Any]:
+        """The momenta, with the shapes of the weights."""
+        weights = network.weights.items()
+        return {name: w.unflatten(w.momentum).clone() for name, w in weights if w.momentum is not None}
+
+    def load_state_dict(self, network: SparseNetwork, state: Mapping[str, Any]) -> None:
+        """The momenta."""
+        for name, weight in network.weights.items():
+            momentum = state.get(name)
+            weight.momentum = (
+                None if momentum is None else weight.flatten(momentum.to(weight.positions.device)).clone()
+            )

@@ -1,0 +1,393 @@
+"""The sparse network: exact counts; prune, grow, explore; what the optimizer's steps set off.
+
+Everything that changes connections goes through `SparseNetwork.rewire`: prune each layer to a count, grow it
+to another. Values, optimizer state and gradients follow; a connection that is pruned and grown again in one
+go keeps them, a new one starts at 0 with the optimizer's own initial state.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
+from suptickets.errors import SparsityError, fraction
+from suptickets.optimizer_state import OptimizerState, moved
+from suptickets.plain import Link, densified
+from suptickets.ranks import Ranks
+from suptickets.weight import SparseWeight
+
+if TYPE_CHECKING:
+    from suptickets.methods.base import Method
+
+FORMAT = 1
+
+
+class Layer(Protocol):
+    """What `network.layers` tells of a layer, sparse or dense."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the dense weight."""
+
+    @property
+    def size(self) -> int:
+        """Number of possible connections."""
+
+    @property
+    def nonzero(self) -> int:
+        """Number of living connections."""
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the connections that are not alive."""
+
+
+class Booster(Protocol):
+    """What takes over the last part of a training run (`SupTickets`)."""
+
+    def needs_gradient(self, step: int) -> bool:
+        """Whether step number `step` needs the gradient of all positions."""
+
+    def before_step(self) -> None:
+        """Called before every step of the optimizer."""
+
+    def after_step(self) -> bool:
+        """Called after every step of the optimizer; True if the method is to keep still."""
+
+
+class SparseNetwork:
+    """A model whose weights are stored as living connections, and the method that decides who lives."""
+
+    def __init__(
+        self, model: nn.Module, method: Method, layers: Mapping[str, Layer], generator: torch.Generator
+    ) -> None:
+        """Use `suptickets.sparsify`."""
+        self.model = model
+        self.method = method
+        self.layers = dict(layers)
+        self.weights = {name: layer for name, layer in layers.items() if isinstance(layer, SparseWeight)}
+        self.generator = generator
+        self.step = 0
+        self.state: OptimizerState | None = None
+        self.booster: Booster | None = None
+        self.ranks = Ranks(model, self.weights.values())
+        self._open = False
+        self._explicit = False
+        self._held_gradient = False
+        self._averaged = False
+        self._loaded_optimizer = False
+        self._warned: set[str] = set()
+        self._handles: list[Any] = []
+        model.register_forward_pre_hook(Link(self._before_forward))
+        model.register_load_state_dict_post_hook(Link(self._after_load))
+
+    # ---- counts ----
+
+    @property
+    def parameters_total(self) -> int:
+        """Number of possible connections of the layers."""
+        return sum(layer.size for layer in self.layers.values())
+
+    @property
+    def nonzero(self) -> int:
+        """Number of living connections."""
+        return sum(layer.nonzero for layer in self.layers.values())
+
+    @property
+    def density(self) -> float:
+        """Share of the connections that are alive."""
+        return self.nonzero / self.parameters_total
+
+    @property
+    def sparsity(self) -> float:
+        """One minus the density."""
+        return 1 - self.density
+
+    def __repr__(self) -> str:
+        """One line: method, layers, counts."""
+        counts = f"{self.nonzero:,} of {self.parameters_total:,} connections in {len(self.layers)} layers"
+        return f"SparseNetwork({self.method.name}, {counts}: {self.sparsity:.2%} sparse)"
+
+    # ---- changing connections ----
+
+    def explore(
+        self, rate: float, prune: str | Criterion | None = None, grow: str | Criterion | None = None
+    ) -> bool:
+        """Prune the share `rate` of each layer and grow as many (Eqs. 1 and 2); False if it was skipped.
+
+        The criteria are the method's own unless given. It is skipped, with a warning, when gradients are
+        needed and are not finite.
+        """
+        fraction("rate", rate, one=True)
+        counts = {name: w.nonzero for name, w in self.weights.items() if w.nonzero < w.size}
+        kept = {name: count - int(rate * count + 0.5) for name, count in counts.items()}
+        done = self.rewire(kept, counts, prune, grow)
+        if self._held_gradient:
+            self.release_gradient()
+        return done
+
+    def prune(self, counts: Mapping[str, int], by: str | Criterion | None = None) -> bool:
+        """Prune the named layers to these counts."""
+        return self.rewire(counts, counts, prune=by)
+
+    def grow(self, counts: Mapping[str, int], by: str | Criterion | None = None) -> bool:
+        """Grow the named layers to these counts."""
+        return self.rewire({name: self.weights[name].nonzero for name in counts}, counts, grow=by)
+
+    @torch.no_grad()
+    def rewire(
+        self,
+        kept: Mapping[str, int],
+        final: Mapping[str, int],
+        prune: str | Criterion | None = None,
+        grow: str | Criterion | None = None,
+    ) -> bool:
+        """Prune each layer to its `kept` count, then grow it to its `final` one; False if it was skipped."""
+        pruning = prune_criterion(prune or self.method.prune)
+        growing = grow_criterion(grow or self.method.grow)
+        prunes = any(kept[name] < self.weights[name].nonzero for name in kept)
+        grows = any(final[name] > kept[name] for name in kept)
+        needed = (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)
+        if needed and not self.gradients_ready():
+            return False
+        for name in kept:
+            weight = self.weights[name]
+            if kept[name] == final[name] == weight.nonzero or (needed and weight.gradient is None):
+                continue
+            self._connect(weight, self._choose(weight, kept[name], final[name], pruning, growing))
+        return True
+
+    def _choose(
+        self, weight: SparseWeight, kept: int, final: int, prune: Criterion, grow: Criterion
+    ) -> Tensor:
+        """The rows that live afterwards, sorted."""
+        alive = weight.positions
+        if kept < weight.nonzero:
+            alive = alive[strongest(prune.score(weight, self.generator), kept)]
+        if final > kept:
+            scores = grow.score(weight, self.generator).scatter_(0, alive, -torch.inf)
+            alive = torch.cat([alive, strongest(scores, final - kept).to(alive)])
+        return weight.rows(alive).sort().values
+
+    def _connect(self, weight: SparseWeight, rows: Tensor) -> None:
+        """Let `rows` live; values, optimizer state and gradient follow."""
+        old, parameter = weight.rows(), weight.values
+        index = torch.searchsorted(old, rows).clamp_(max=max(len(old) - 1, 0))
+        stays = old[index] == rows if len(old) else torch.zeros_like(rows, dtype=torch.bool)
+        if self.state is not None:
+            self.state.follow(weight, index, stays)
+        gradient = parameter.grad
+        values = moved(parameter.detach().clone(), index, stays, 0.0)
+        parameter.grad = None
+        weight.connect(rows, values)
+        parameter.grad = None if gradient is None else moved(gradient, index, stays, 0.0)
+
+    @torch.no_grad()
+    def global_counts(
+        self, total: int, by: str | Criterion = "magnitude", *, at_least: int = 1
+    ) -> dict[str, int]:
+        """Connections per layer if the `total` best of the whole network live, `at_least` so many in each."""
+        criterion = prune_criterion(by)
+        scores = [criterion.score(weight, self.generator) for weight in self.weights.values()]
+        for score in scores:
+            score[strongest(score, min(at_least, len(score)))] = torch.inf
+        sizes = torch.tensor([len(score) for score in scores])
+        layer = torch.repeat_interleave(torch.arange(len(scores)), sizes)
+        chosen = strongest(torch.cat(scores), min(total, int(sizes.sum())))
+        counts = torch.bincount(layer[chosen.cpu()], minlength=len(scores)).tolist()
+        return dict(zip(self.weights, counts, strict=True))
+
+    # ---- the gradient of all positions ----
+
+    def request_gradient(self) -> None:
+        """Collect the gradient of all positions from the next forward pass on, for `explore` to use."""
+        self._held_gradient = True
+        self._collect()
+
+    def gradients_ready(self) -> bool:
+        """Whether the gradient of all positions is there and finite, averaged over ranks."""
+        gradients = [w.gradient for w in self.weights.values() if w.gradient is not None]
+        if self.weights and not gradients:
+            raise SparsityError(
+                f"step {self.step} needs the gradient of all positions and there is none: call backward() "
+                "before the optimizer's step (to explore yourself, first network.request_gradient())"
+            )
+        if not self._averaged:
+            self.ranks.average(gradients)
+            self._averaged = True
+        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        if not finite:
+            self.warn_once("gradients are not finite at an exploration: it was skipped")
+        return finite
+
+    def warn_once(self, message: str) -> None:
+        """Warn, but only the first time."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def _collect(self) -> None:
+        self._averaged = False
+        for weight in self.weights.values():
+            weight.request_gradient()
+
+    def release_gradient(self) -> None:
+        """Forget the gradient of all positions and stop collecting it."""
+        self._held_gradient = self._averaged = False
+        for weight in self.weights.values():
+            weight.release_gradient()
+
+    def _prepare(self) -> None:
+        """Ask for the gradient of all positions if the next step needs it, and only then."""
+        booster = self.booster is not None and self.booster.needs_gradient(self.step + 1)
+        if booster or self.method.needs_gradient(self.step + 1):
+            self._discard_gradient()
+            self._collect()
+        elif not self._held_gradient:
+            self.release_gradient()
+
+    def _discard_gradient(self) -> None:
+        self._averaged = False
+        for weight in self.weights.values():
+            if weight.canvas is not None:
+                weight.canvas.grad = None
+
+    def _before_forward(self) -> None:
+        """Meet the other ranks; drop a collected gradient that `zero_grad` has made stale."""
+        if dist.is_available() and dist.is_initialized():
+            self.ranks.meet(self.generator)
+        if torch.compiler.is_compiling():
+            return
+        for weight in self.weights.values():
+            if weight.canvas is not None and weight.canvas.grad is not None:
+                gradient = weight.values.grad
+                if gradient is None or not gradient.any():
+                    weight.canvas.grad = None
+
+    # ---- steps of the optimizer ----
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Follow this optimizer: its state moves with the connections, its steps set off what is due."""
+        self.state = OptimizerState(optimizer, self.weights.values())
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: self._hook(self._begin)),
+            optimizer.register_step_post_hook(lambda *_: self._hook(self._end)),
+            optimizer.register_load_state_dict_post_hook(lambda *_: setattr(self, "_loaded_optimizer", True)),
+        ]
+        self._prepare()
+
+    def before_step(self) -> None:
+        """To be called before the optimizer's step by a loop that drives the network itself."""
+        self._explicit = True
+        self._begin()
+
+    def after_step(self) -> None:
+        """To be called after the optimizer's step by a loop that drives the network itself."""
+        self._end()
+        self._explicit = False
+
+    def _hook(self, action: Callable[[], None]) -> None:
+        """The optimizer's hooks keep still inside a step that is driven explicitly."""
+        if not self._explicit:
+            action()
+
+    def _begin(self) -> None:
+        self._open = True
+        if self.booster is not None:
+            self.booster.before_step()
+
+    def _end(self) -> None:
+        if not self._open:
+            return
+        self._open = self._loaded_optimizer = False
+        if self._skipped():
+            self._discard_gradient()
+            return
+        self.step += 1
+        self.method.observe(self)
+        if self.booster is None or not self.booster.after_step():
+            self.method.update(self, self.step)
+        self._prepare()
+
+    def _skipped(self) -> bool:
+        """Whether GradScaler made the optimizer's fused step do nothing."""
+        found = None if self.state is None else getattr(self.state.optimizer, "found_inf", None)
+        return found is not None and bool(found)
+
+    # ---- copies, files, checks ----
+
+    def densify(self) -> nn.Module:
+        """A plain copy of the model: the original classes, dense weights with exact zeros."""
+        return densified(self.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer: tensors and plain values, fit for `torch.load(weights_only=True)`."""
+        return {
+            "format": FORMAT,
+            "model": self.model.state_dict(),
+            "shapes": {name: list(weight.shape) for name, weight in self.weights.items()},
+            "step": self.step,
+            "generator": self.generator.get_state(),
+            "method": {"name": self.method.name, **self.method.state_dict(self)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict()`; other counts are fine: values and optimizer state are resized.
+
+        Optimizer state that was loaded since the last step stays, so the two can be loaded in any order.
+        """
+        self._check_state(state)
+        self.model.load_state_dict(state["model"])
+        self.step = int(state["step"])
+        self.generator.set_state(state["generator"].cpu())
+        self.method.load_state_dict(self, state["method"])
+        self._held_gradient = False
+        self._prepare()
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        missing = {"model", "shapes", "step", "generator", "method"} - set(state)
+        if missing:
+            raise SparsityError(
+                f"this is not the state of a sparse network: it has no {', '.join(sorted(missing))}"
+            )
+        if state["method"]["name"] != self.method.name:
+            raise SparsityError(f"the state is that of {state['method']['name']}, not of {self.method.name}")
+        shapes = {name: list(weight.shape) for name, weight in self.weights.items()}
+        if state["shapes"] != shapes:
+            differing = sorted(n for n in shapes | state["shapes"] if shapes.get(n) != state["shapes"].get(n))
+            raise SparsityError(f"the state has other layers or shapes: {', '.join(differing)}")
+
+    def _after_load(self) -> None:
+        """Optimizer state of other connections is started anew, unless it has just been loaded too."""
+        if self.state is None:
+            return
+        for weight in self.weights.values():
+            if not self._loaded_optimizer or self.state.problem(weight) is not None:
+                self.state.optimizer.state.pop(weight.values, None)
+            weight.values.grad = None
+
+    def check(self) -> None:
+        """Verify counts, positions, optimizer and ranks; raises one error that lists all that is wrong."""
+        problems = list(self._problems())
+        if problems:
+            raise SparsityError("; ".join(problems))
+
+    def _problems(self) -> Iterable[str]:
+        for weight in self.weights.values():
+            problem = weight.problem(weight.values, weight.rows())
+            yield from [] if problem is None else [problem]
+        if self.state is not None:
+            yield from self.state.problems(self.weights.values())
+        elif self.weights:
+            yield "no optimizer is attached: call network.attach(optimizer)"
+        if not self.ranks.agree():
+            yield "the ranks hold different connections or values"

@@ -1,0 +1,137 @@
+"""The state of the optimizer follows the connections.
+
+What stays keeps its state; what is new gets the optimizer's own initial state, which is found by asking the
+optimizer: one step on a stand-in parameter whose values and gradients are zero.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from suptickets.errors import SparsityError
+from suptickets.weight import SparseWeight
+
+_STAND_IN = 3  # connections of the stand-in: a number that no other dimension of it has
+_REFUSED = ("LBFGS", "SparseAdam", "Muon", "Adafactor", "ZeroRedundancyOptimizer")
+
+
+class OptimizerState:
+    """What an optimizer keeps for each living connection."""
+
+    def __init__(self, optimizer: Optimizer, weights: Iterable[SparseWeight]) -> None:
+        """Check that the optimizer holds every weight, and that its state can follow the connections."""
+        if not isinstance(optimizer, Optimizer):
+            raise SparsityError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if any(cls.__name__ in _REFUSED for cls in type(optimizer).__mro__):
+            raise SparsityError(
+                f"{type(optimizer).__name__} keeps state that does not belong to single connections: "
+                "use an optimizer whose state is scalars or parameter-shaped (SGD, Adam, RMSprop, ...)"
+            )
+        self.optimizer = optimizer
+        for weight in weights:
+            self._check(weight)
+
+    def group(self, weight: SparseWeight) -> dict[str, Any] | None:
+        """The parameter group that holds the weight's values."""
+        for group in self.optimizer.param_groups:
+            if any(parameter is weight.values for parameter in group["params"]):
+                return group
+        return None
+
+    def problem(self, weight: SparseWeight) -> str | None:
+        """What is wrong with the optimizer's view of `weight`, if anything is."""
+        if self.group(weight) is None:
+            return f"the optimizer does not hold {weight.name}: build it from model.parameters()"
+        for key, value in self.optimizer.state.get(weight.values, {}).items():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != weight.values.shape:
+                return f"the optimizer's {key} of {weight.name} has the shape {tuple(value.shape)}"
+        return None
+
+    def problems(self, weights: Iterable[SparseWeight]) -> Iterator[str]:
+        """All that is wrong: weights it does not hold, state of another shape, weight decay that got lost."""
+        decay = {}
+        for weight in weights:
+            problem = self.problem(weight)
+            yield from [] if problem is None else [problem]
+            decay[weight.name] = (self.group(weight) or {}).get("weight_decay", 0)
+        without = [name for name, value in decay.items() if value == 0]
+        if without and len(without) < len(decay):
+            yield f"weight decay is 0 for {', '.join(without)} and not for the other sparse weights"
+
+    def _check(self, weight: SparseWeight) -> None:
+        problem = self.problem(weight)
+        if problem is not None:
+            raise SparsityError(problem if "does not hold" in problem else f"{problem}: pass it to sparsify")
+        shape = (_STAND_IN, *weight.values.shape[1:])
+        for key, value in self._initial(weight).items():
+            scalar = (
+                value is None
+                or isinstance(value, int | float)
+                or (isinstance(value, Tensor) and value.dim() == 0)
+            )
+            if not (scalar or (isinstance(value, Tensor) and value.shape == shape)):
+                raise SparsityError(
+                    f"{type(self.optimizer).__name__}'s {key} belongs to no single connection: "
+                    "use an optimizer whose state is scalars or parameter-shaped"
+                )
+
+    def follow(self, weight: SparseWeight, index: Tensor, stays: Tensor) -> None:
+        """Connection i of the new ones was number `index[i]` of the old ones where `stays[i]`, else is new.
+
+        Called before the values move, so that their shape is still the old one.
+        """
+        parameter = weight.values
+        state = self.optimizer.state.get(parameter, {})
+        moving = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
+        initial = self._initial(weight) if moving and not bool(stays.all()) else {}
+        for key, value in moving.items():
+            fill = initial.get(key)
+            state[key] = moved(value, index, stays, 0.0 if fill is None else float(fill.flatten()[0]))
+
+    def _initial(self, weight: SparseWeight) -> dict[str, Any]:
+        """The state that the optimizer gives to a connection it has not seen."""
+        group = self.group(weight)
+        assert group is not None
+        like = weight.values
+        stand_in = nn.Parameter(like.new_zeros([_STAND_IN, *[1] * (like.dim() - 1)]))
+        stand_in.grad = torch.zeros_like(stand_in)
+        probe = object.__new__(type(self.optimizer))
+        probe.__dict__.update(self.optimizer.__dict__)
+        probe.__dict__.pop("step", None)  # schedulers wrap the method on the instance
+        probe.__dict__.update(
+            state=defaultdict(dict),
+            param_groups=[{**group, "params": [stand_in]}],
+            _optimizer_step_pre_hooks=OrderedDict(),
+            _optimizer_step_post_hooks=OrderedDict(),
+        )
+        try:
+            probe.step()
+        except Exception as error:
+            name = type(self.optimizer).__name__
+            raise SparsityError(f"cannot read the initial state of {name}: {error}") from error
+        return dict(probe.state[stand_in])
+
+
+def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:
+    """Bring state of the dense shape into the order of the values, when a dense weight is stored sparse."""
+    state = optimizer.state.get(weight.values, {})
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.shape == weight.shape:
+            state[key] = value.reshape(weight.values.shape).clone()
+
+
+def moved(old: Tensor, index: Tensor, stays: Tensor, fill: float) -> Tensor:
+    """`old[index]` where `stays`, else `fill`; in place while the number of connections stays."""
+    column = stays.view(-1, *[1] * (old.dim() - 1))
+    new = (
+        old[index].masked_fill_(~column, fill)
+        if len(old)
+        else old.new_full((len(index), *old.shape[1:]), fill)
+    )
+    return old.copy_(new) if len(new) == len(old) else new

@@ -1,0 +1,42 @@
+"""A plain copy of a sparse model: the original classes, dense weights with exact zeros."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from suptickets.ranks import forget
+from suptickets.weight import SparseWeight, restore
+
+
+def densified(model: nn.Module) -> nn.Module:
+    """A plain copy of a model, with no trace of the library."""
+    plain = copy.deepcopy(model)
+    for weight in [module for module in plain.modules() if isinstance(module, SparseWeight)]:
+        restore(weight)
+    for hooks in (plain._forward_pre_hooks, plain._load_state_dict_post_hooks):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, Link)]:
+            del hooks[key]
+    forget(plain)
+    return plain
+
+
+class Link:
+    """A hook from the model to its network; a copy of the model does not take it along."""
+
+    def __init__(self, action: Callable[[], None] | None = None) -> None:
+        self.action = action
+
+    def __call__(self, *_: Any) -> None:
+        """What torch calls."""
+        if self.action is not None:
+            self.action()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Link:
+        return Link()
+
+    def __reduce__(self) -> Any:
+        return Link, ()

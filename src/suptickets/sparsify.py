@@ -1,0 +1,110 @@
+"""`sparsify`: from a model to a sparse network."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from suptickets.errors import SparsityError
+from suptickets.layers import Candidate, Patterns, choose
+from suptickets.methods import Method
+from suptickets.network import Layer, SparseNetwork
+from suptickets.optimizer_state import store_state
+from suptickets.weight import SparseWeight, store
+
+
+def sparsify(
+    model: nn.Module,
+    method: Method,
+    optimizer: Optimizer | None = None,
+    *,
+    include: Patterns = None,
+    exclude: Patterns = None,
+    seed: int | None = None,
+) -> SparseNetwork:
+    """Store the weights of `model` sparse, in place, and let `method` decide who lives.
+
+    Args:
+        model: any module; convolutions and linear layers become sparse unless `include` says otherwise.
+        method: for instance `RigL(sparsity=0.95)`.
+        optimizer: the optimizer that trains the model; it may have been used before, and it may also be
+            built afterwards (`network.attach(optimizer)`).
+        include: names of weights or modules, or patterns, to make sparse instead of the default.
+        exclude: names or patterns to leave dense.
+        seed: seed of all random choices of connections; torch's own initial seed by default.
+    """
+    _refuse(model, method)
+    chosen = choose(model, include, exclude)
+    method = copy.copy(method)
+    generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
+    layers: dict[str, Layer] = {
+        c.name: _store(c, optimizer) if method.sparse else DenseLayer(c) for c in chosen
+    }
+    network = SparseNetwork(model, method, layers, generator)
+    if optimizer is not None:
+        network.attach(optimizer)
+    method.begin(network)
+    return network
+
+
+@dataclass
+class DenseLayer:
+    """A layer of a network that is not stored sparse."""
+
+    candidate: Candidate
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the weight."""
+        module, attribute = self.candidate.owners[0]
+        return module.get_parameter(attribute).shape
+
+    @property
+    def size(self) -> int:
+        """Number of connections."""
+        return self.shape.numel()
+
+    @property
+    def nonzero(self) -> int:
+        """All connections are alive."""
+        return self.size
+
+    @property
+    def sparsity(self) -> float:
+        """None."""
+        return 0.0
+
+
+def _store(candidate: Candidate, optimizer: Optimizer | None) -> SparseWeight:
+    weight = store(candidate.name, candidate.owners)
+    if optimizer is not None:
+        store_state(optimizer, weight)
+    return weight
+
+
+def _refuse(model: nn.Module, method: Method) -> None:
+    if not isinstance(method, Method):
+        raise SparsityError(f"expected a method such as RigL(sparsity=0.9), not {method!r}")
+    modules = list(model.modules())
+    if any(isinstance(module, SparseWeight) for module in modules):
+        raise SparsityError("the model is sparse already: sparsify a fresh one")
+    kinds = {cls.__name__ for module in modules for cls in type(module).__mro__}
+    if kinds & {"FullyShardedDataParallel", "FSDPModule"} or any(
+        "DTensor" in type(p).__name__ for p in model.parameters()
+    ):
+        raise SparsityError(
+            "FSDP is not supported: it shards weights by position; use DistributedDataParallel"
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise SparsityError("sparsify the model first, then wrap it in DistributedDataParallel")
+    if "OptimizedModule" in kinds:
+        raise SparsityError("sparsify the model first, then compile it")
+    if any(torch.nn.utils.parametrize.is_parametrized(module) for module in modules):
+        raise SparsityError(
+            "the model has parametrizations: remove them first (parametrize.remove_parametrizations)"
+        )
