@@ -20,6 +20,8 @@ from suptickets.methods import (
 )
 from suptickets.network import SparseNetwork
 from suptickets.sparsify import sparsify
+from suptickets.superpose import superpose
+from suptickets.tickets import SupTickets, epochs_to_steps
 
 try:
     __version__ = version("suptickets")
@@ -40,7 +42,10 @@ __all__ = [
     "SparseNetwork",
     "SparsityError",
     "Static",
+    "SupTickets",
+    "epochs_to_steps",
     "erk",
     "flops",
     "sparsify",
+    "superpose",
 ]

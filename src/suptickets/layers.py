@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Protocol
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -51,6 +53,54 @@ class Candidate:
             parts = module.split(".")
             if below:
                 yield from (".".join(parts[:n]) for n in range(1, len(parts)))
+
+
+class Layer(Protocol):
+    """What `network.layers` tells of a layer, sparse or dense."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the dense weight."""
+
+    @property
+    def size(self) -> int:
+        """Number of possible connections."""
+
+    @property
+    def nonzero(self) -> int:
+        """Number of living connections."""
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the connections that are not alive."""
+
+
+@dataclass
+class DenseLayer:
+    """A layer of a network that is not stored sparse."""
+
+    candidate: Candidate
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the weight."""
+        module, attribute = self.candidate.owners[0]
+        return module.get_parameter(attribute).shape
+
+    @property
+    def size(self) -> int:
+        """Number of connections."""
+        return self.shape.numel()
+
+    @property
+    def nonzero(self) -> int:
+        """All connections are alive."""
+        return self.size
+
+    @property
+    def sparsity(self) -> float:
+        """None."""
+        return 0.0
 
 
 def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None) -> list[Candidate]:

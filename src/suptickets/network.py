@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
 from suptickets.errors import SparsityError, fraction
+from suptickets.layers import Layer
 from suptickets.optimizer_state import OptimizerState, moved
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
@@ -29,26 +30,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-class Layer(Protocol):
-    """What `network.layers` tells of a layer, sparse or dense."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the dense weight."""
-
-    @property
-    def size(self) -> int:
-        """Number of possible connections."""
-
-    @property
-    def nonzero(self) -> int:
-        """Number of living connections."""
-
-    @property
-    def sparsity(self) -> float:
-        """Share of the connections that are not alive."""
-
-
 class Booster(Protocol):
     """What takes over the last part of a training run (`SupTickets`)."""
 
@@ -58,8 +39,11 @@ class Booster(Protocol):
     def before_step(self) -> None:
         """Called before every step of the optimizer."""
 
+    def put_back(self) -> None:
+        """Called when the optimizer's step is over, done or skipped: leave no trace in the optimizer."""
+
     def after_step(self) -> bool:
-        """Called after every step of the optimizer; True if the method is to keep still."""
+        """Called after every step that was done; True if the method is to keep still."""
 
 
 class SparseNetwork:
@@ -244,7 +228,7 @@ class SparseNetwork:
         for weight in self.weights.values():
             weight.release_gradient()
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
         booster = self.booster is not None and self.booster.needs_gradient(self.step + 1)
         if booster or self.method.needs_gradient(self.step + 1):
@@ -283,7 +267,7 @@ class SparseNetwork:
             optimizer.register_step_post_hook(lambda *_: self._hook(self._end)),
             optimizer.register_load_state_dict_post_hook(lambda *_: setattr(self, "_loaded_optimizer", True)),
         ]
-        self._prepare()
+        self.prepare()
 
     def before_step(self) -> None:
         """To be called before the optimizer's step by a loop that drives the network itself."""
@@ -309,6 +293,8 @@ class SparseNetwork:
         if not self._open:
             return
         self._open = self._loaded_optimizer = False
+        if self.booster is not None:
+            self.booster.put_back()
         if self._skipped():
             self._discard_gradient()
             return
@@ -316,7 +302,7 @@ class SparseNetwork:
         self.method.observe(self)
         if self.booster is None or not self.booster.after_step():
             self.method.update(self, self.step)
-        self._prepare()
+        self.prepare()
 
     def _skipped(self) -> bool:
         """Whether GradScaler made the optimizer's fused step do nothing."""
@@ -334,11 +320,24 @@ class SparseNetwork:
         return {
             "format": FORMAT,
             "model": self.model.state_dict(),
-            "shapes": {name: list(weight.shape) for name, weight in self.weights.items()},
+            **self.keys(),
             "step": self.step,
             "generator": self.generator.get_state(),
             "method": {"name": self.method.name, **self.method.state_dict(self)},
         }
+
+    def keys(self) -> dict[str, Any]:
+        """Where sparse weights stand in the model's state dict: `shapes` by name, `aliases` of tied ones."""
+        first: dict[int, str] = {}
+        shapes, aliases = {}, {}
+        ours = {id(weight.values): weight for weight in self.weights.values()}
+        for key, parameter in self.model.named_parameters(remove_duplicate=False):
+            if id(parameter) in first:
+                aliases[key] = first[id(parameter)]
+            elif id(parameter) in ours:
+                first[id(parameter)] = key
+                shapes[key] = list(ours[id(parameter)].shape)
+        return {"shapes": shapes, "aliases": aliases}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`; other counts are fine: values and optimizer state are resized.
@@ -351,7 +350,7 @@ class SparseNetwork:
         self.generator.set_state(state["generator"].cpu())
         self.method.load_state_dict(self, state["method"])
         self._held_gradient = False
-        self._prepare()
+        self.prepare()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         missing = {"model", "shapes", "step", "generator", "method"} - set(state)
@@ -361,7 +360,7 @@ class SparseNetwork:
             )
         if state["method"]["name"] != self.method.name:
             raise SparsityError(f"the state is that of {state['method']['name']}, not of {self.method.name}")
-        shapes = {name: list(weight.shape) for name, weight in self.weights.items()}
+        shapes = self.keys()["shapes"]
         if state["shapes"] != shapes:
             differing = sorted(n for n in shapes | state["shapes"] if shapes.get(n) != state["shapes"].get(n))
             raise SparsityError(f"the state has other layers or shapes: {', '.join(differing)}")

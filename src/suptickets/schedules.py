@@ -1,11 +1,23 @@
-"""How a rate changes with the step: exploration and pruning rates."""
+"""How a rate changes with the step: learning rates, exploration and pruning rates.
+
+A schedule is a function of the step (the first is 1). `Scheduler` makes a torch scheduler of any of them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+Schedule = Callable[[int], float]
+Shape = Callable[[float, float, float], float]
 
 
-def cosine(step: int, total: int, high: float, low: float = 0.0) -> float:
+def cosine(step: float, total: float, high: float, low: float = 0.0) -> float:
     """From `high` at step 0 to `low` at `total`, along half a cosine."""
     progress = min(max(step / total, 0.0), 1.0)
     return low + (high - low) * (1 + math.cos(math.pi * progress)) / 2
@@ -17,3 +29,77 @@ def cubic(step: int, start: int, end: int, initial: float, final: float) -> floa
         return final
     left = 1 - max(step - start, 0) / (end - start)
     return final + (initial - final) * left**3
+
+
+# ---- learning rates of a whole training ----
+
+
+def step_drops(lr: float, milestones: Sequence[int], factor: float = 0.1) -> Schedule:
+    """`lr`, multiplied by `factor` after each of the `milestones` (in steps)."""
+    return lambda step: lr * factor ** sum(step > milestone for milestone in milestones)
+
+
+def cosine_decay(lr: float, total: int, low: float = 0.0) -> Schedule:
+    """From `lr` at the first step towards `low` after the last."""
+    return lambda step: cosine(step - 1, total, lr, low)
+
+
+# ---- learning rates of a cycle, by the position t in it, 0 < t <= 1 ----
+
+
+def triangle(t: float, low: float, high: float) -> float:
+    """Sup-tickets (Eq. 3): up from `low` to `high` at the middle, down to exactly `low` at the end."""
+    return (1 - 2 * t) * low + 2 * t * high if t <= 0.5 else (2 - 2 * t) * high + (2 * t - 1) * low
+
+
+def swa(t: float, low: float, high: float) -> float:
+    """SWA's saw-tooth: a jump to `high`, down to exactly `low` at the end."""
+    return (1 - t) * high + t * low
+
+
+def fge(t: float, low: float, high: float) -> float:
+    """FGE: from `high` down to exactly `low` at the middle, and up again; collected at its middle."""
+    return triangle(t, high, low)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """The shape of a cycle, and where in it the ticket is collected."""
+
+    shape: Shape
+    collect: float = 1.0
+
+    def position(self, step: int, length: int) -> float:
+        """The paper's t(i) for step i of the cycles."""
+        return ((step - 1) % length + 1) / length
+
+    def collected_at(self, length: int) -> int:
+        """The step of a cycle after which the ticket is collected."""
+        return max(int(self.collect * length), 1)
+
+
+CYCLES = {"triangle": Cycle(triangle), "swa": Cycle(swa), "fge": Cycle(fge, collect=0.5)}
+
+
+def cycles(shape: str, length: int, low: float, high: float) -> Schedule:
+    """The rate at each step of cycles of `length` steps: `triangle`, `swa` or `fge`."""
+    cycle = CYCLES[shape]
+    return lambda step: cycle.shape(cycle.position(step, length), low, high)
+
+
+class Scheduler(LRScheduler):
+    """A torch scheduler that follows a schedule; parameter groups keep their proportions to the first."""
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
+        """`schedule(i)` is the rate of the first group at the i-th step."""
+        self.schedule = schedule
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rates of the next step."""
+        rate, first = self.schedule(self.last_epoch + 1), float(self.base_lrs[0])
+        return [rate * (float(base) / first if first else 1.0) for base in self.base_lrs]
+
+    def state_dict(self) -> dict[str, object]:
+        """Everything but the schedule, which is a function."""
+        return {key: value for key, value in super().state_dict().items() if key != "schedule"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from suptickets.errors import SparsityError
-from suptickets.layers import Candidate, Patterns, choose
+from suptickets.layers import Candidate, DenseLayer, Layer, Patterns, choose
 from suptickets.methods import Method
-from suptickets.network import Layer, SparseNetwork
+from suptickets.network import SparseNetwork
 from suptickets.optimizer_state import store_state
 from suptickets.weight import SparseWeight, store
 
@@ -50,34 +49,6 @@ def sparsify(
         network.attach(optimizer)
     method.begin(network)
     return network
-
-
-@dataclass
-class DenseLayer:
-    """A layer of a network that is not stored sparse."""
-
-    candidate: Candidate
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the weight."""
-        module, attribute = self.candidate.owners[0]
-        return module.get_parameter(attribute).shape
-
-    @property
-    def size(self) -> int:
-        """Number of connections."""
-        return self.shape.numel()
-
-    @property
-    def nonzero(self) -> int:
-        """All connections are alive."""
-        return self.size
-
-    @property
-    def sparsity(self) -> float:
-        """None."""
-        return 0.0
 
 
 def _store(candidate: Candidate, optimizer: Optimizer | None) -> SparseWeight:

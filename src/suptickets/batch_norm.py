@@ -1,0 +1,48 @@
+"""Batch-norm statistics by a pass over data (the paper's BU)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suptickets.errors import SparsityError
+
+
+def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The batch-norm layers of a model."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+@torch.no_grad()
+def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
+    """Set the statistics to their mean over `loader`, each batch weighted by its size.
+
+    `loader` yields inputs, or tuples that begin with them. Modes, counters of batches and the global random
+    state stay as they were.
+    """
+    layers = batch_norms(model)
+    kept = [(layer, layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
+    modes = {module: module.training for module in model.modules()}
+    device = next(model.parameters()).device
+    seen = 0
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        model.train()
+        for batch in loader:
+            x = batch[0] if isinstance(batch, list | tuple) else batch
+            seen += len(x)
+            for layer in layers:
+                layer.momentum = len(x) / seen  # a running mean: (1 - m) old + m new
+            model(x.to(device))
+    if seen == 0:
+        raise SparsityError("the loader gave no batch to recompute the batch-norm statistics with")
+    for module, training in modes.items():
+        module.training = training
+    for layer, momentum, tracked in kept:
+        layer.momentum, layer.num_batches_tracked = momentum, tracked
+
+
+def _clone(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()

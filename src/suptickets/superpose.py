@@ -1,0 +1,335 @@
+"""Superposing tickets: CIA, CAA, CIMA over connections at different positions, then pruning to a count.
+
+The average is a running one (Eq. 4) and holds one extra sparse copy of the network: after every ticket it is
+pruned back to the count. With `prune_when="end"` it holds the union of all tickets' connections until then.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suptickets.criteria import strongest
+from suptickets.distribution import apportion
+from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.weight import SUFFIX
+
+RULES = {
+    "cia": "connection independent averaging: divide by the number of tickets",
+    "caa": "connection aware averaging: divide by the number of tickets in which the connection is alive",
+    "cima": "connection independent moving averaging: beta x old + (1 - beta) x new",
+}
+_DEVIATION = "running_var"  # variances are averaged as standard deviations (the paper's AV)
+
+
+@dataclass
+class Connections:
+    """Living connections of one weight: sorted row-major positions, values, and CAA's counters."""
+
+    rows: Tensor
+    values: Tensor
+    times: Tensor | None = None
+
+    def select(self, index: Tensor) -> Connections:
+        """Some of them; `index` is a mask or sorted."""
+        times = None if self.times is None else self.times[index]
+        return Connections(self.rows[index], self.values[index], times)
+
+
+@dataclass
+class Ticket:
+    """One network: its sparse weights as connections, everything else as it is.
+
+    `aliases` are further names of tied weights: name -> the name under which the weight is kept.
+    """
+
+    shapes: dict[str, torch.Size]
+    sparse: dict[str, Connections]
+    dense: dict[str, Any]
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        state: Mapping[str, Any],
+        shapes: Mapping[str, Iterable[int]],
+        aliases: Mapping[str, str] | None = None,
+    ) -> Ticket:
+        """From the state dict of a sparse model, and the dense shapes of its sparse weights."""
+        aliases = dict(aliases or {})
+        sparse = {key: Connections(state[_positions(key)], state[key].detach().reshape(-1)) for key in shapes}
+        taken = {name for key in (*sparse, *aliases) for name in (key, _positions(key))}
+        dense = {key: value for key, value in state.items() if key not in taken}
+        return Ticket({key: torch.Size(shape) for key, shape in shapes.items()}, sparse, dense, aliases)
+
+    @staticmethod
+    def of_dense(state: Mapping[str, Tensor], layers: Iterable[str]) -> Ticket:
+        """From the state dict of a plain model: in the named weights, zeros are inactive connections."""
+        shapes = {key: state[key].shape for key in layers}
+        sparse = {}
+        for key in shapes:
+            flat = state[key].detach().reshape(-1)
+            rows = flat.nonzero().reshape(-1)
+            sparse[key] = Connections(rows, flat[rows])
+        return Ticket(shapes, sparse, {key: value for key, value in state.items() if key not in shapes})
+
+    def counts(self) -> dict[str, int]:
+        """Living connections of each sparse weight."""
+        return {key: len(connections.rows) for key, connections in self.sparse.items()}
+
+    def clone(self) -> Ticket:
+        """A copy that shares nothing."""
+        sparse = {
+            key: Connections(c.rows.clone(), c.values.clone(), None if c.times is None else c.times.clone())
+            for key, c in self.sparse.items()
+        }
+        dense = {key: v.detach().clone() if isinstance(v, Tensor) else v for key, v in self.dense.items()}
+        return Ticket(self.shapes, sparse, dense, self.aliases)
+
+    def pack(self) -> dict[str, Any]:
+        """Tensors and plain values, for a file."""
+        sparse = {key: dict(vars(connections)) for key, connections in self.sparse.items()}
+        shapes = {key: list(shape) for key, shape in self.shapes.items()}
+        return {"shapes": shapes, "sparse": sparse, "dense": self.dense, "aliases": self.aliases}
+
+    @staticmethod
+    def unpack(packed: Mapping[str, Any]) -> Ticket:
+        """Undo `pack`; a copy."""
+        shapes = {key: torch.Size(shape) for key, shape in packed["shapes"].items()}
+        sparse = {key: Connections(**connections) for key, connections in packed["sparse"].items()}
+        return Ticket(shapes, sparse, dict(packed["dense"]), dict(packed["aliases"])).clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state dict of the plain model, with exact zeros."""
+        state = dict(self.dense)
+        for key, connections in self.sparse.items():
+            flat = connections.values.new_zeros(math.prod(self.shapes[key]))
+            state[key] = flat.scatter_(0, connections.rows, connections.values).view(self.shapes[key])
+        return state | {alias: state[key] for alias, key in self.aliases.items()}
+
+
+def _positions(key: str) -> str:
+    return f"{key}{SUFFIX}.positions"
+
+
+@dataclass
+class Superposition:
+    """A running average of tickets, pruned to a count.
+
+    Args:
+        rule: `cia`, `caa` or `cima`.
+        beta: weight of the old average in `cima`.
+        prune: `global` (the smallest magnitudes of the whole network go) or `layer` (each keeps its count).
+        prune_when: `each` (after every ticket, as in Eq. 4) or `end` (once; needs the memory of the union).
+        total: connections to keep; the first ticket's number by default.
+    """
+
+    rule: str = "cia"
+    beta: float = 0.8
+    prune: str = "global"
+    prune_when: str = "each"
+    total: int | None = None
+    count: int = field(default=0, init=False)
+    average: Ticket | None = field(default=None, init=False)
+    targets: dict[str, int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        for option, known in (
+            ("rule", RULES),
+            ("prune", ("global", "layer")),
+            ("prune_when", ("each", "end")),
+        ):
+            if getattr(self, option) not in known:
+                raise unknown(option, getattr(self, option), known)
+        fraction("beta", self.beta, zero=False)
+
+    @torch.no_grad()
+    def add(self, ticket: Ticket) -> None:
+        """Average one more ticket in; it is not changed, and nothing of it is kept."""
+        average = self.average
+        if average is None:
+            self.count = 1
+            self.average = average = self._start(ticket)
+        else:
+            _same(average, ticket)
+            self.count += 1
+            for key, connections in ticket.sparse.items():
+                average.sparse[key] = self._merge(average.sparse[key], connections)
+            for key, value in ticket.dense.items():
+                average.dense[key] = self._mean(key, average.dense[key], value)
+        if self.prune_when == "each":
+            self._prune(average)
+
+    def _start(self, ticket: Ticket) -> Ticket:
+        counts = ticket.counts()
+        self.total = sum(counts.values()) if self.total is None else self.total
+        sizes = [math.prod(ticket.shapes[key]) for key in counts]
+        shares = [float(count) for count in counts.values()]
+        self.targets = dict(zip(counts, apportion(self.total, shares, sizes), strict=True))
+        average = ticket.clone()
+        for key, value in average.dense.items():
+            average.dense[key] = value.sqrt_() if key.endswith(_DEVIATION) else value
+        if self.rule == "caa":
+            for connections in average.sparse.values():
+                connections.times = torch.ones_like(connections.rows, dtype=torch.int16)
+        return average
+
+    @property
+    def _new_weight(self) -> float:
+        """Weight of the newest ticket in what is averaged independently of connections."""
+        return 1 - self.beta if self.rule == "cima" else 1 / self.count
+
+    def _mean(self, key: str, old: Any, new: Any) -> Any:
+        """Everything that is not sparse is averaged; of integers (counters of batches) the newest is kept."""
+        if not isinstance(new, Tensor):
+            return new
+        if not new.is_floating_point():
+            return new.clone()
+        new = new.sqrt() if key.endswith(_DEVIATION) else new
+        return old.mul_(1 - self._new_weight).add_(new, alpha=self._new_weight)
+
+    def _merge(self, old: Connections, new: Connections) -> Connections:
+        """The average over the union of their positions."""
+        rows, where = torch.cat([old.rows, new.rows.to(old.rows.dtype)]).unique(return_inverse=True)
+        in_old, in_new = where.split([len(old.rows), len(new.rows)])
+        values = torch.zeros(len(rows), dtype=old.values.dtype, device=rows.device)
+        if old.times is None:
+            values[in_old] = old.values * (1 - self._new_weight)
+            values[in_new] += new.values * self._new_weight
+            return Connections(rows, values)
+        times = torch.zeros(len(rows), dtype=old.times.dtype, device=rows.device)
+        values[in_old], times[in_old] = old.values * old.times, old.times
+        values[in_new] += new.values
+        times[in_new] += 1
+        return Connections(rows, values / times, times)
+
+    def _prune(self, ticket: Ticket) -> None:
+        """Magnitude pruning to exactly the count, in total or in each layer."""
+        keys = list(ticket.sparse)
+        if not keys:
+            return
+        scores = [ticket.sparse[key].values.abs() for key in keys]
+        if self.prune == "global":
+            mask = _top(torch.cat(scores), self.total or 0)
+            masks = list(mask.split([len(score) for score in scores]))
+        else:
+            masks = [_top(score, self.targets[key]) for key, score in zip(keys, scores, strict=True)]
+        for key, mask in zip(keys, masks, strict=True):
+            if not mask.all():
+                ticket.sparse[key] = ticket.sparse[key].select(mask)
+
+    @torch.no_grad()
+    def result(self) -> Ticket:
+        """The superposed ticket."""
+        if self.average is None:
+            raise SparsityError("there is no ticket to superpose yet")
+        ticket = self.average.clone()
+        if self.prune_when == "end":
+            self._prune(ticket)
+        for key, value in ticket.dense.items():
+            ticket.dense[key] = value.square() if key.endswith(_DEVIATION) else value
+        alive = sum(int(c.values.count_nonzero()) for c in ticket.sparse.values())
+        if alive < (self.total or 0):
+            warnings.warn(
+                f"the average has {alive} non-zero connections, fewer than its target of {self.total}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return ticket
+
+
+def _top(scores: Tensor, count: int) -> Tensor:
+    """A mask of the `count` largest scores."""
+    if count >= len(scores):
+        return torch.ones_like(scores, dtype=torch.bool)
+    return torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, strongest(scores, count), True)
+
+
+def _same(ours: Ticket, theirs: Ticket) -> None:
+    """Refuse a ticket with other names or shapes, and list them."""
+    a, b = (
+        {**t.shapes, **{key: getattr(v, "shape", None) for key, v in t.dense.items()}} for t in (ours, theirs)
+    )
+    differing = [
+        f"{key} ({_shape(a, key)} and {_shape(b, key)})" for key in {**a, **b} if a.get(key) != b.get(key)
+    ]
+    if differing:
+        raise SparsityError(f"the tickets differ in names or shapes: {', '.join(differing)}")
+
+
+def _shape(shapes: Mapping[str, torch.Size | None], key: str) -> str:
+    return "x".join(map(str, shapes[key] or ())) or "scalar" if key in shapes else "missing"
+
+
+def superpose(
+    tickets: Iterable[Mapping[str, Any] | str | os.PathLike[str]],
+    rule: str = "cia",
+    *,
+    sparsity: float | None = None,
+    beta: float = 0.8,
+    prune: str = "global",
+    prune_when: str = "each",
+    layers: Iterable[str] | None = None,
+) -> dict[str, Tensor]:
+    """One network out of many: the state dict of a plain model, pruned to an exact count.
+
+    Args:
+        tickets: state dicts of plain models (zeros are inactive connections), `network.state_dict()`s, or
+            files of them (safetensors, or torch's); taken one at a time, so that memory stays at two.
+        rule: `cia`, `caa` or `cima`.
+        sparsity: of the weights of the layers together; by default the first ticket's count is kept.
+        beta: weight of the old average in `cima`.
+        prune: `global` or `layer`.
+        prune_when: `each` or `end`.
+        layers: names of the sparse weights in plain state dicts; all weights of two or more dimensions by
+            default.
+    """
+    superposition = Superposition(rule, beta, prune, prune_when)
+    chosen = None if layers is None else list(layers)
+    for item in tickets:
+        ticket = _ticket(item, chosen)
+        if superposition.average is None and sparsity is not None:
+            size = sum(math.prod(shape) for shape in ticket.shapes.values())
+            superposition.total = round((1 - fraction("sparsity", sparsity)) * size)
+        superposition.add(ticket)
+    if superposition.average is None:
+        raise SparsityError("there are no tickets to superpose: the list is empty")
+    return superposition.result().state_dict()
+
+
+def _ticket(item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None) -> Ticket:
+    state = item if isinstance(item, Mapping) else _load(item)
+    if {"model", "shapes"} <= set(state):
+        return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
+    if layers is None:
+        layers = [key for key, value in state.items() if _is_weight(value)]
+    missing = [key for key in layers if key not in state]
+    if missing:
+        raise SparsityError(f"a ticket has no {', '.join(missing)}")
+    return Ticket.of_dense(state, layers)
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
+
+
+def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """A state from a file, without running anything that is in it."""
+    try:
+        if str(path).endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise SparsityError(f"cannot read a ticket from {path}: {str(error).splitlines()[0]}") from error
+    if not isinstance(state, Mapping):
+        raise SparsityError(f"cannot read a ticket from {path}: it holds no state dict")
+    return state

@@ -1,0 +1,344 @@
+"""Sup-tickets (Algorithm 1): in the last part of the training, collect cheap tickets and superpose them.
+
+The learning rate goes up and down in cycles. The connections change once in each, and the network at the end
+of each is a cheap ticket. Their average, pruned back to the count, is the network that is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+from torch import Tensor, nn
+
+from suptickets.batch_norm import batch_norms, recompute
+from suptickets.criteria import grow_criterion, prune_criterion
+from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.network import SparseNetwork
+from suptickets.schedules import CYCLES, Cycle
+from suptickets.superpose import Superposition, Ticket
+
+Criteria = tuple[str, str] | Sequence[tuple[str, str]] | None
+
+
+def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
+    """Optimizer steps in so many epochs of a loader (or of so many batches)."""
+    return round(epochs * (loader if isinstance(loader, int) else len(loader)))
+
+
+class SupTickets:
+    """Cycles in the last `cycles * cycle_steps` of `total_steps` steps of the optimizer.
+
+    Args:
+        network: a network of any method; its optimizer's steps drive the cycles.
+        total_steps: optimizer steps of the whole training (`epochs_to_steps` converts).
+        cycle_steps: steps of a cycle.
+        cycles: number of cycles, so of tickets.
+        lr: lowest and highest rate of a cycle, for the first parameter group; others keep their proportion.
+        rate: the share of the connections that the exploration of a cycle prunes and grows.
+        rule: `cia`, `caa` or `cima`.
+        beta: weight of the old average in `cima`.
+        prune: of the average: `global` or `layer`.
+        prune_when: `each` (after each ticket) or `end` (once; needs the memory of the union of the tickets).
+        batch_norm: `average` (means and standard deviations) or `recompute` (`ticket(loader)`).
+        explore_at: `start` (after the first step of each cycle, as in the paper's text) or `end` (after a
+            ticket is collected, as in its Algorithm 1, so not in the first cycle).
+        include_start: take the network before the cycles as a ticket too, as the published code does.
+        schedule: `triangle` (Eq. 3), `swa`, `fge`, or a function of (t, low, high) with 0 < t <= 1.
+        criteria: (prune, grow) other than the method's own, one pair for all cycles or a list of pairs.
+        keep: keep the single tickets too (`tickets.tickets`).
+    """
+
+    def __init__(
+        self,
+        network: SparseNetwork,
+        total_steps: int,
+        cycle_steps: int,
+        cycles: int,
+        lr: tuple[float, float],
+        *,
+        rate: float = 0.5,
+        rule: str = "cia",
+        beta: float = 0.8,
+        prune: str = "global",
+        prune_when: str = "each",
+        batch_norm: str = "average",
+        explore_at: str = "start",
+        include_start: bool = False,
+        schedule: str | Callable[[float, float, float], float] = "triangle",
+        criteria: Criteria = None,
+        keep: bool = False,
+    ) -> None:
+        """See the class."""
+        self.network = network
+        self.total_steps, self.cycle_steps, self.cycles = total_steps, cycle_steps, cycles
+        self.low, self.high = _rates(lr)
+        self.rate = fraction("rate", rate, one=True)
+        self.superposition = Superposition(rule, beta, prune, prune_when)
+        self.batch_norm, self.explore_at = (
+            _one_of("batch_norm", batch_norm),
+            _one_of("explore_at", explore_at),
+        )
+        self.include_start = include_start
+        self.cycle = _cycle(schedule)
+        self.criteria = _criteria(criteria, cycles)
+        self.keep = keep
+        self.explored: list[int] = []
+        self.collected: list[int] = []
+        self._kept: list[Ticket] = []
+        self._proportions: list[float] | None = None
+        self._users: list[Any] | None = None
+        self._rate: float | None = None
+        self._check()
+        network.booster = self
+        network.prepare()
+        if self.include_start and network.step == self.start:
+            self.collect()
+
+    @property
+    def start(self) -> int:
+        """The number of steps before the first cycle."""
+        return self.total_steps - self.cycles * self.cycle_steps
+
+    def _check(self) -> None:
+        steps, left = self.cycles * self.cycle_steps, self.total_steps - self.network.step
+        if self.cycles < 1 or self.cycle_steps < 2:
+            raise SparsityError("there must be at least one cycle, of at least two steps")
+        if steps > left:
+            raise SparsityError(
+                f"{self.cycles} cycles of {self.cycle_steps} steps do not fit into the {left} steps left: "
+                f"at most {max(left // self.cycle_steps, 0)} do"
+            )
+        ready = self.network.method.ready
+        if ready > self.start:
+            raise SparsityError(
+                f"{self.network.method.name} reaches its sparsity after {ready} steps, but the cycles begin "
+                f"after {self.start}: use at least {ready + steps} total steps, or let it prune faster"
+            )
+        if self.batch_norm == "average" and any(
+            m.running_var is None for m in batch_norms(self.network.model)
+        ):
+            raise SparsityError("there are no batch-norm statistics to average: set track_running_stats=True")
+        if self.batch_norm == "recompute" and not batch_norms(self.network.model):
+            raise SparsityError("the model has no batch norm to recompute: use batch_norm='average'")
+        if self.network.booster is not None:
+            raise SparsityError("the network has its SupTickets already")
+
+    # ---- what happens at which step ----
+
+    def phase(self, step: int) -> tuple[int, int] | None:
+        """Cycle (from 0) and step in it (from 1) of step number `step`; None outside the cycles."""
+        i = step - self.start
+        if not 1 <= i <= self.cycles * self.cycle_steps:
+            return None
+        return (i - 1) // self.cycle_steps, (i - 1) % self.cycle_steps + 1
+
+    def rate_at(self, step: int) -> float | None:
+        """The learning rate of the first group at step number `step`; None outside the cycles."""
+        if self.phase(step) is None:
+            return None
+        t = self.cycle.position(step - self.start, self.cycle_steps)
+        return self.cycle.shape(t, self.low, self.high)
+
+    @property
+    def lr(self) -> float:
+        """The rate in force: that of the current or last step in the cycles, else the optimizer's own."""
+        if self._rate is not None:
+            return self._rate
+        if self.network.state is None:
+            raise SparsityError("no optimizer is attached: call network.attach(optimizer)")
+        return float(self.network.state.optimizer.param_groups[0]["lr"])
+
+    def needs_gradient(self, step: int) -> bool:
+        """Only steps after which an exploration grows by gradient."""
+        criteria = self._exploration(step)
+        return criteria is not None and any(
+            (prune_criterion(criteria[0]).needs_gradient, grow_criterion(criteria[1]).needs_gradient)
+        )
+
+    def _exploration(self, step: int) -> tuple[str, str] | None:
+        """The criteria to explore with after this step; None if it is not the time."""
+        phase, method = self.phase(step), self.network.method
+        if phase is None or not method.sparse:
+            return None
+        cycle, i = phase
+        if self.explore_at == "end":
+            due, cycle = i == self.cycle_steps and cycle + 1 < self.cycles, cycle + 1
+        else:
+            due = i == 1
+        if not due:
+            return None
+        return (method.prune, method.grow) if self.criteria is None else self.criteria[cycle]
+
+    # ---- steps of the optimizer: called by the network ----
+
+    def before_step(self) -> None:
+        """Put the cycle's rate into the optimizer."""
+        self._rate = self.rate_at(self.network.step + 1)
+        if self._rate is None or self.network.state is None or self._users is not None:
+            return
+        groups = self.network.state.optimizer.param_groups
+        if self._proportions is None:
+            own = [float(group.get("initial_lr", group["lr"])) for group in groups]
+            self._proportions = [rate / own[0] if own[0] else 1.0 for rate in own]
+        self._users = [_read(group["lr"]) for group in groups]
+        for group, proportion in zip(groups, self._proportions, strict=True):
+            group["lr"] = _written(group["lr"], self._rate * proportion)
+
+    def put_back(self) -> None:
+        """Put the user's rate back, where their scheduler expects it."""
+        if self._users is None or self.network.state is None:
+            return
+        for group, rate in zip(self.network.state.optimizer.param_groups, self._users, strict=True):
+            group["lr"] = _written(group["lr"], rate)
+        self._users = None
+
+    def after_step(self) -> bool:
+        """Collect at the end of a cycle; explore once a cycle. True inside the cycles."""
+        step = self.network.step
+        if self.include_start and step == self.start:
+            self.collect()
+        phase = self.phase(step)
+        if phase is None:
+            return False
+        if phase[1] == self.cycle.collected_at(self.cycle_steps):
+            self.collect()
+        criteria = self._exploration(step)
+        if criteria is not None and self.network.explore(self.rate, *criteria):
+            self.explored.append(step)
+        return True
+
+    def collect(self) -> None:
+        """Take the network as it is now as a ticket; nothing of it is touched."""
+        keys = self.network.keys()
+        ticket = Ticket.of(self.network.model.state_dict(), keys["shapes"], keys["aliases"])
+        self.superposition.add(ticket)
+        self.collected.append(self.network.step)
+        if self.keep:
+            self._kept.append(ticket.clone())
+
+    # ---- results ----
+
+    def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """The superposed ticket so far: a plain module of the original class, with exact zeros.
+
+        `loader` gives the training inputs when batch-norm statistics are to be recomputed.
+        """
+        if not self.collected:
+            first = self.start + self.cycle.collected_at(self.cycle_steps)
+            raise SparsityError(f"there is no ticket yet: the first is collected after step {first}")
+        if self.batch_norm == "recompute" and loader is None:
+            raise SparsityError("batch_norm='recompute' needs data: call ticket(loader)")
+        plain = self._plain(self.superposition.result())
+        if self.batch_norm == "recompute" and loader is not None:
+            recompute(plain, loader)
+        return plain
+
+    @property
+    def tickets(self) -> list[nn.Module]:
+        """The single tickets, as plain modules."""
+        if not self.keep:
+            raise SparsityError("the single tickets were not kept: use SupTickets(..., keep=True)")
+        return [self._plain(ticket) for ticket in self._kept]
+
+    def _plain(self, ticket: Ticket) -> nn.Module:
+        plain = self.network.densify()
+        plain.load_state_dict(ticket.state_dict())
+        return plain
+
+    def summary(self) -> dict[str, Any]:
+        """What happened: plain values, fit for JSON."""
+        network = self.network
+        nonzero = None
+        if self.collected:
+            nonzero = (
+                sum(self.superposition.result().counts().values()) if network.weights else network.nonzero
+            )
+        return {
+            "method": network.method.name,
+            "rule": self.superposition.rule,
+            "start": self.start,
+            "total_steps": self.total_steps,
+            "cycle_steps": self.cycle_steps,
+            "cycles": self.cycles,
+            "lr": [self.low, self.high],
+            "step": network.step,
+            "collected": list(self.collected),
+            "explored": list(self.explored),
+            "nonzero": nonzero,
+            "sparsity": None if nonzero is None else 1 - nonzero / network.parameters_total,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on in the middle of a cycle: tensors and plain values."""
+        average = self.superposition.average
+        return {
+            "average": None if average is None else average.pack(),
+            "total": self.superposition.total,
+            "targets": dict(self.superposition.targets),
+            "collected": list(self.collected),
+            "explored": list(self.explored),
+            "kept": [ticket.pack() for ticket in self._kept],
+            "proportions": self._proportions,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict()`; build everything first, then load network, optimizer and this."""
+        average = state["average"]
+        self.superposition.average = None if average is None else Ticket.unpack(average)
+        self.superposition.total = state["total"]
+        self.superposition.targets = dict(state["targets"])
+        self.superposition.count = len(state["collected"])
+        self.collected, self.explored = list(state["collected"]), list(state["explored"])
+        self._kept = [Ticket.unpack(ticket) for ticket in state["kept"]]
+        self._proportions = state["proportions"]
+
+
+_CHOICES = {"batch_norm": ("average", "recompute"), "explore_at": ("start", "end")}
+
+
+def _one_of(option: str, value: str) -> str:
+    if value not in _CHOICES[option]:
+        raise unknown(option, value, _CHOICES[option])
+    return value
+
+
+def _rates(lr: tuple[float, float]) -> tuple[float, float]:
+    low, high = lr
+    if not 0 <= low <= high < float("inf"):
+        raise SparsityError(f"lr must be (low, high) with 0 <= low <= high, not {lr!r}")
+    return low, high
+
+
+def _cycle(schedule: str | Callable[[float, float, float], float]) -> Cycle:
+    if callable(schedule):
+        return Cycle(schedule)
+    if schedule not in CYCLES:
+        raise unknown("schedule", schedule, CYCLES)
+    return CYCLES[schedule]
+
+
+def _criteria(criteria: Criteria, cycles: int) -> list[tuple[str, str]] | None:
+    """One (prune, grow) pair for each cycle."""
+    if criteria is None:
+        return None
+    one = len(criteria) == 2 and all(isinstance(name, str) for name in criteria)
+    pairs: list[Any] = [tuple(criteria)] * cycles if one else [tuple(pair) for pair in criteria]
+    if len(pairs) != cycles:
+        raise SparsityError(
+            f"criteria must be one (prune, grow) pair, or one for each of the {cycles} cycles"
+        )
+    for prune, grow in pairs:
+        prune_criterion(prune), grow_criterion(grow)
+    return pairs
+
+
+def _read(rate: float | Tensor) -> float | Tensor:
+    return rate.clone() if isinstance(rate, Tensor) else rate
+
+
+def _written(holder: float | Tensor, rate: float | Tensor) -> float | Tensor:
+    """`rate` in the place of `holder`; a tensor is filled, because graphs and kernels hold on to it."""
+    if isinstance(holder, Tensor):
+        return holder.copy_(rate) if isinstance(rate, Tensor) else holder.fill_(rate)
+    return rate
