@@ -36,6 +36,8 @@ def densities(
     while True:
         rest = [i for i in range(len(sizes)) if i not in full]
         budget = (1 - sparsity) * sum(sizes) - sum(sizes[i] for i in full)
+        if not rest and round((1 - sparsity) * sum(sizes)) == sum(sizes):  # a sparsity next to nothing
+            return [1.0] * len(sizes)
         if not rest or budget <= 0:
             limit = 1 - sum(sizes[i] for i in full) / sum(sizes)
             raise SparsityError(f"with these layers kept dense the sparsity must be below {limit:.6f}")
@@ -102,8 +104,14 @@ def counts(
 
 def _counts(shapes: Sequence[Shape], sparsity: float, distribution: str, dense: Collection[int]) -> list[int]:
     sizes = [math.prod(shape) for shape in shapes]
-    shares = [d * n for d, n in zip(densities(shapes, sparsity, distribution, dense), sizes, strict=True)]
-    return apportion(round((1 - sparsity) * sum(sizes)), shares, sizes)
+    shares = densities(shapes, sparsity, distribution, dense)
+    result = [size if share == 1 else 0 for size, share in zip(sizes, shares, strict=True)]
+    rest = [i for i, share in enumerate(shares) if share < 1]
+    left = round((1 - sparsity) * sum(sizes)) - sum(result)
+    split = apportion(left, [shares[i] * sizes[i] for i in rest], [sizes[i] for i in rest])
+    for i, count in zip(rest, split, strict=True):
+        result[i] = count
+    return result
 
 
 def _limit(shapes: Sequence[Shape], sparsity: float, distribution: str, dense: Collection[int]) -> float:

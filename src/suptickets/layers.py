@@ -120,6 +120,11 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
         ]
     for pattern in _patterns("exclude", exclude, candidates):
         chosen = [c for c in chosen if not c.matches(pattern, below=True)]
+    for candidate in chosen:
+        if any(getattr(module, "sparse", False) is True for module, _ in candidate.owners):
+            raise SparsityError(
+                f"{candidate.name} has sparse gradients: build the embedding with sparse=False"
+            )
     if not chosen:
         raise SparsityError("no layer to make sparse: name weights of two or more dimensions with include")
     return chosen

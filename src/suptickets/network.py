@@ -16,12 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
-from suptickets.errors import SparsityError, fraction
+from suptickets.errors import SparsityError, fraction, unknown
 from suptickets.layers import Layer
 from suptickets.optimizer_state import OptimizerState, moved
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
+from suptickets.saved import check_state, keys
 from suptickets.weight import SparseWeight
 
 if TYPE_CHECKING:
@@ -62,15 +64,17 @@ class SparseNetwork:
         self.state: OptimizerState | None = None
         self.booster: Booster | None = None
         self.ranks = Ranks(model, self.weights.values())
+        self.collection = Collection(self.weights.values(), self.ranks)
         self._open = False
-        self._explicit = False
-        self._held_gradient = False
-        self._averaged = False
+        self._explicit = self._stepped = False
+        self._held = False
         self._loaded_optimizer = False
-        self._warned: set[str] = set()
+        self._warned = False
         self._handles: list[Any] = []
-        model.register_forward_pre_hook(Link(self._before_forward))
-        model.register_load_state_dict_post_hook(Link(self._after_load))
+        self._links = [
+            model.register_forward_pre_hook(Link(self._before_forward)),
+            model.register_load_state_dict_post_hook(Link(self._after_load)),
+        ]
 
     # ---- counts ----
 
@@ -83,6 +87,16 @@ class SparseNetwork:
     def nonzero(self) -> int:
         """Number of living connections."""
         return sum(layer.nonzero for layer in self.layers.values())
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that is attached."""
+        return None if self.state is None else self.state.optimizer
+
+    @property
+    def trained(self) -> dict[str, SparseWeight]:
+        """The sparse weights that are not frozen; only their connections change."""
+        return {name: weight for name, weight in self.weights.items() if weight.values.requires_grad}
 
     @property
     def density(self) -> float:
@@ -110,10 +124,10 @@ class SparseNetwork:
         needed and are not finite.
         """
         fraction("rate", rate, one=True)
-        counts = {name: w.nonzero for name, w in self.weights.items() if w.nonzero < w.size}
+        counts = {name: w.nonzero for name, w in self.trained.items() if w.nonzero < w.size}
         kept = {name: count - int(rate * count + 0.5) for name, count in counts.items()}
         done = self.rewire(kept, counts, prune, grow)
-        if self._held_gradient:
+        if self._held:
             self.release_gradient()
         return done
 
@@ -123,7 +137,8 @@ class SparseNetwork:
 
     def grow(self, counts: Mapping[str, int], by: str | Criterion | None = None) -> bool:
         """Grow the named layers to these counts."""
-        return self.rewire({name: self.weights[name].nonzero for name in counts}, counts, grow=by)
+        living = {name: self.weights[name].nonzero if name in self.weights else 0 for name in counts}
+        return self.rewire(living, counts, grow=by)
 
     @torch.no_grad()
     def rewire(
@@ -134,6 +149,7 @@ class SparseNetwork:
         grow: str | Criterion | None = None,
     ) -> bool:
         """Prune each layer to its `kept` count, then grow it to its `final` one; False if it was skipped."""
+        self._check_counts(kept, final)
         pruning = prune_criterion(prune or self.method.prune)
         growing = grow_criterion(grow or self.method.grow)
         prunes = any(kept[name] < self.weights[name].nonzero for name in kept)
@@ -147,6 +163,17 @@ class SparseNetwork:
                 continue
             self._connect(weight, self._choose(weight, kept[name], final[name], pruning, growing))
         return True
+
+    def _check_counts(self, kept: Mapping[str, int], final: Mapping[str, int]) -> None:
+        for name in {**kept, **final}:
+            if name not in self.weights:
+                raise unknown("layer", name, self.weights)
+            weight = self.weights[name]
+            if not 0 <= kept[name] <= min(weight.nonzero, final[name]) or final[name] > weight.size:
+                raise SparsityError(
+                    f"{name} cannot be pruned to {kept[name]} and grown to {final[name]}: it has "
+                    f"{weight.nonzero} of {weight.size} connections"
+                )
 
     def _choose(
         self, weight: SparseWeight, kept: int, final: int, prune: Criterion, grow: Criterion
@@ -177,115 +204,110 @@ class SparseNetwork:
     def global_counts(
         self, total: int, by: str | Criterion = "magnitude", *, at_least: int = 1
     ) -> dict[str, int]:
-        """Connections per layer if the `total` best of the whole network live, `at_least` so many in each."""
+        """Connections per layer if the `total` best of the whole network live, `at_least` so many in each.
+
+        Frozen layers keep theirs.
+        """
         criterion = prune_criterion(by)
-        scores = [criterion.score(weight, self.generator) for weight in self.weights.values()]
+        total -= sum(weight.nonzero for name, weight in self.weights.items() if name not in self.trained)
+        scores = [criterion.score(weight, self.generator) for weight in self.trained.values()]
         for score in scores:
             score[strongest(score, min(at_least, len(score)))] = torch.inf
         sizes = torch.tensor([len(score) for score in scores])
         layer = torch.repeat_interleave(torch.arange(len(scores)), sizes)
         chosen = strongest(torch.cat(scores), min(total, int(sizes.sum())))
         counts = torch.bincount(layer[chosen.cpu()], minlength=len(scores)).tolist()
-        return dict(zip(self.weights, counts, strict=True))
+        return dict(zip(self.trained, counts, strict=True))
 
     # ---- the gradient of all positions ----
 
     def request_gradient(self) -> None:
         """Collect the gradient of all positions from the next forward pass on, for `explore` to use."""
-        self._held_gradient = True
-        self._collect()
+        self._held = True
+        self.collection.start()
+
+    def release_gradient(self) -> None:
+        """Forget the gradient of all positions and stop collecting it."""
+        self._held = False
+        self.collection.stop()
 
     def gradients_ready(self) -> bool:
-        """Whether the gradient of all positions is there and finite, averaged over ranks."""
-        gradients = [w.gradient for w in self.weights.values() if w.gradient is not None]
+        """Whether the gradient of all positions is there and finite."""
+        gradients = self.collection.settle(self.optimizer)
         if self.weights and not gradients:
             raise SparsityError(
                 f"step {self.step} needs the gradient of all positions and there is none: call backward() "
                 "before the optimizer's step (to explore yourself, first network.request_gradient())"
             )
-        if not self._averaged:
-            self.ranks.average(gradients)
-            self._averaged = True
         finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-        if not finite:
-            self.warn_once("gradients are not finite at an exploration: it was skipped")
+        if not finite and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "gradients are not finite at an exploration: it was skipped", RuntimeWarning, stacklevel=2
+            )
         return finite
-
-    def warn_once(self, message: str) -> None:
-        """Warn, but only the first time."""
-        if message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-    def _collect(self) -> None:
-        self._averaged = False
-        for weight in self.weights.values():
-            weight.request_gradient()
-
-    def release_gradient(self) -> None:
-        """Forget the gradient of all positions and stop collecting it."""
-        self._held_gradient = self._averaged = False
-        for weight in self.weights.values():
-            weight.release_gradient()
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
         booster = self.booster is not None and self.booster.needs_gradient(self.step + 1)
         if booster or self.method.needs_gradient(self.step + 1):
-            self._discard_gradient()
-            self._collect()
-        elif not self._held_gradient:
-            self.release_gradient()
-
-    def _discard_gradient(self) -> None:
-        self._averaged = False
-        for weight in self.weights.values():
-            if weight.canvas is not None:
-                weight.canvas.grad = None
+            self.collection.start()
+        elif not self._held:
+            self.collection.stop()
 
     def _before_forward(self) -> None:
-        """Meet the other ranks; drop a collected gradient that `zero_grad` has made stale."""
         if dist.is_available() and dist.is_initialized():
-            self.ranks.meet(self.generator)
-        if torch.compiler.is_compiling():
-            return
-        for weight in self.weights.values():
-            if weight.canvas is not None and weight.canvas.grad is not None:
-                gradient = weight.values.grad
-                if gradient is None or not gradient.any():
-                    weight.canvas.grad = None
+            self.ranks.meet(self.generator, self.step)
 
     # ---- steps of the optimizer ----
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Follow this optimizer: its state moves with the connections, its steps set off what is due."""
+    def attach(self, optimizer: Optimizer, *, hooks: bool = True) -> None:
+        """Follow this optimizer: its state moves with the connections, its steps set off what is due.
+
+        Without `hooks`, only `before_step` and `after_step` do: for loops in which the optimizer's step is
+        part of a graph.
+        """
         self.state = OptimizerState(optimizer, self.weights.values())
         for handle in self._handles:
             handle.remove()
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._hook(self._begin)),
-            optimizer.register_step_post_hook(lambda *_: self._hook(self._end)),
-            optimizer.register_load_state_dict_post_hook(lambda *_: setattr(self, "_loaded_optimizer", True)),
+            optimizer.register_load_state_dict_post_hook(lambda *_: self._optimizer_was_loaded())
         ]
+        if hooks:
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._hook(self._begin)))
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._hook(self._end)))
         self.prepare()
+
+    def detach(self) -> None:
+        """Let go of the model and the optimizer: connections stay as they are from now on."""
+        for handle in (*self._handles, *self._links):
+            handle.remove()
+        self.ranks.leave(self.model)
 
     def before_step(self) -> None:
         """To be called before the optimizer's step by a loop that drives the network itself."""
-        self._explicit = True
+        self._explicit, self._stepped = True, len(self._handles) == 1
         self._begin()
 
     def after_step(self) -> None:
         """To be called after the optimizer's step by a loop that drives the network itself."""
-        self._end()
-        self._explicit = False
+        try:
+            self._end()
+        finally:
+            self._explicit = False
 
     def _hook(self, action: Callable[[], None]) -> None:
-        """The optimizer's hooks keep still inside a step that is driven explicitly."""
+        """Inside a step that is driven explicitly, the hooks only show that the optimizer's step happened."""
+        self._stepped = not self._inert()
         if not self._explicit:
             action()
 
+    def _optimizer_was_loaded(self) -> None:
+        self._loaded_optimizer = True
+
     def _begin(self) -> None:
         self._open = True
+        self.collection.settle(self.optimizer)
         if self.booster is not None:
             self.booster.before_step()
 
@@ -296,7 +318,7 @@ class SparseNetwork:
         if self.booster is not None:
             self.booster.put_back()
         if self._skipped():
-            self._discard_gradient()
+            self.collection.discard()
             return
         self.step += 1
         self.method.observe(self)
@@ -305,8 +327,12 @@ class SparseNetwork:
         self.prepare()
 
     def _skipped(self) -> bool:
-        """Whether GradScaler made the optimizer's fused step do nothing."""
-        found = None if self.state is None else getattr(self.state.optimizer, "found_inf", None)
+        """Whether GradScaler skipped the optimizer's step."""
+        return not self._stepped if self._explicit else self._inert()
+
+    def _inert(self) -> bool:
+        """Whether GradScaler makes the fused step that it is just calling do nothing."""
+        found = getattr(self.optimizer, "found_inf", None)
         return found is not None and bool(found)
 
     # ---- copies, files, checks ----
@@ -320,50 +346,24 @@ class SparseNetwork:
         return {
             "format": FORMAT,
             "model": self.model.state_dict(),
-            **self.keys(),
+            **keys(self.model),
             "step": self.step,
             "generator": self.generator.get_state(),
-            "method": {"name": self.method.name, **self.method.state_dict(self)},
+            "method": {"name": self.method.name, "state": self.method.state_dict(self)},
         }
-
-    def keys(self) -> dict[str, Any]:
-        """Where sparse weights stand in the model's state dict: `shapes` by name, `aliases` of tied ones."""
-        first: dict[int, str] = {}
-        shapes, aliases = {}, {}
-        ours = {id(weight.values): weight for weight in self.weights.values()}
-        for key, parameter in self.model.named_parameters(remove_duplicate=False):
-            if id(parameter) in first:
-                aliases[key] = first[id(parameter)]
-            elif id(parameter) in ours:
-                first[id(parameter)] = key
-                shapes[key] = list(ours[id(parameter)].shape)
-        return {"shapes": shapes, "aliases": aliases}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`; other counts are fine: values and optimizer state are resized.
 
         Optimizer state that was loaded since the last step stays, so the two can be loaded in any order.
         """
-        self._check_state(state)
+        check_state(self, state)
         self.model.load_state_dict(state["model"])
         self.step = int(state["step"])
         self.generator.set_state(state["generator"].cpu())
-        self.method.load_state_dict(self, state["method"])
-        self._held_gradient = False
+        self.method.load_state_dict(self, state["method"]["state"])
+        self._held = False
         self.prepare()
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        missing = {"model", "shapes", "step", "generator", "method"} - set(state)
-        if missing:
-            raise SparsityError(
-                f"this is not the state of a sparse network: it has no {', '.join(sorted(missing))}"
-            )
-        if state["method"]["name"] != self.method.name:
-            raise SparsityError(f"the state is that of {state['method']['name']}, not of {self.method.name}")
-        shapes = self.keys()["shapes"]
-        if state["shapes"] != shapes:
-            differing = sorted(n for n in shapes | state["shapes"] if shapes.get(n) != state["shapes"].get(n))
-            raise SparsityError(f"the state has other layers or shapes: {', '.join(differing)}")
 
     def _after_load(self) -> None:
         """Optimizer state of other connections is started anew, unless it has just been loaded too."""

@@ -26,13 +26,7 @@ class OptimizerState:
 
     def __init__(self, optimizer: Optimizer, weights: Iterable[SparseWeight]) -> None:
         """Check that the optimizer holds every weight, and that its state can follow the connections."""
-        if not isinstance(optimizer, Optimizer):
-            raise SparsityError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if any(cls.__name__ in _REFUSED for cls in type(optimizer).__mro__):
-            raise SparsityError(
-                f"{type(optimizer).__name__} keeps state that does not belong to single connections: "
-                "use an optimizer whose state is scalars or parameter-shaped (SGD, Adam, RMSprop, ...)"
-            )
+        check_optimizer(optimizer)
         self.optimizer = optimizer
         for weight in weights:
             self._check(weight)
@@ -116,6 +110,18 @@ class OptimizerState:
             name = type(self.optimizer).__name__
             raise SparsityError(f"cannot read the initial state of {name}: {error}") from error
         return dict(probe.state[stand_in])
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse what is no optimizer, and optimizers that are known not to treat connections one by one."""
+    if not isinstance(optimizer, Optimizer):
+        kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise SparsityError(f"expected a torch.optim.Optimizer, not {kind}")
+    if any(cls.__name__ in _REFUSED for cls in type(optimizer).__mro__):
+        raise SparsityError(
+            f"{type(optimizer).__name__} keeps state that does not belong to single connections: "
+            "use an optimizer whose state is scalars or parameter-shaped (SGD, Adam, RMSprop, ...)"
+        )
 
 
 def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:

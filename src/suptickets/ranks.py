@@ -29,15 +29,24 @@ class Ranks:
         """Ask DistributedDataParallel to leave the sparse weights to us."""
         self.ddp: DistributedDataParallel | None = None
         self.weights = list(weights)
-        self._pending: list[Any] = []
+        self._pending: list[tuple[Tensor, Any]] = []
         ignored = {p for p, v in model.named_parameters(remove_duplicate=False) if self._ours(v)}
         ignored |= {
             b for b, _ in model.named_buffers(remove_duplicate=False) if b.endswith(f"{SUFFIX}.positions")
         }
-        setattr(model, _IGNORED, sorted({*ignored, *getattr(model, _IGNORED, [])}))
-        for weight in self.weights:
-            if weight.values.requires_grad:
-                weight.values.register_post_accumulate_grad_hook(self._average_in_backward)
+        compiled = {f"_orig_mod.{name}" for name in ignored}  # what torch.compile(model) calls them
+        setattr(model, _IGNORED, _Ignored({*ignored, *compiled}, getattr(model, _IGNORED, ())))
+        self._hooks = [
+            weight.values.register_post_accumulate_grad_hook(self._average_in_backward)
+            for weight in self.weights
+            if weight.values.requires_grad
+        ]
+
+    def leave(self, model: nn.Module) -> None:
+        """Undo what `__init__` did."""
+        forget(model)
+        for hook in self._hooks:
+            hook.remove()
 
     def _ours(self, parameter: Tensor) -> bool:
         return any(parameter is weight.values for weight in self.weights)
@@ -47,8 +56,10 @@ class Ranks:
         """Whether there are other ranks to agree with."""
         return self.ddp is not None and dist.get_world_size(self.ddp.process_group) > 1
 
-    def meet(self, generator: torch.Generator) -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def meet(self, generator: torch.Generator, step: int) -> None:
         """In a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does."""
+        self._pending.clear()  # of a backward pass that failed
         ddp = DistributedDataParallel._active_ddp_module
         if ddp is None or ddp is self.ddp:
             return
@@ -58,8 +69,14 @@ class Ranks:
                 "DistributedDataParallel must wrap the sparse model itself: call sparsify(model) first, then "
                 "DistributedDataParallel(model)"
             )
+        if ddp.find_unused_parameters and self.weights:
+            raise SparsityError(
+                "find_unused_parameters=True is not supported: every rank must use every sparse layer"
+            )
         self.ddp = ddp
-        if self.active:
+        if self.active and self.weights:
+            if int(self._broadcast(torch.tensor(step, device=self._device))) != step:
+                raise SparsityError("the ranks are at different steps: load the checkpoint on every rank")
             self._follow_rank_0(generator)
 
     @torch.no_grad()
@@ -91,13 +108,15 @@ class Ranks:
         assert self.ddp is not None and parameter.grad is not None
         if not self._pending:
             torch.autograd.Variable._execution_engine.queue_callback(self._wait)
-        group = self.ddp.process_group
-        parameter.grad.div_(dist.get_world_size(group))
-        self._pending.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
+        work = dist.all_reduce(parameter.grad, group=self.ddp.process_group, async_op=True)
+        self._pending.append((parameter.grad, work))
 
+    @torch.no_grad()
     def _wait(self) -> None:
-        for work in self._pending:
+        assert self.ddp is not None
+        for gradient, work in self._pending:
             work.wait()
+            gradient.div_(dist.get_world_size(self.ddp.process_group))
         self._pending.clear()
 
     @torch.no_grad()
@@ -112,7 +131,7 @@ class Ranks:
 
     def agree(self) -> bool:
         """Whether all ranks hold the same connections and values, bit for bit."""
-        if not self.active:
+        if not self.active or not self.weights:
             return True
         assert self.ddp is not None
         digest = hashlib.sha256()
@@ -125,7 +144,23 @@ class Ranks:
         return all(bool((other == mine).all()) for other in theirs)
 
 
+class _Ignored(list[str]):
+    """Names for DistributedDataParallel; a copy of the model, which has no network, keeps only the user's."""
+
+    def __init__(self, ours: Iterable[str], users: Iterable[str]) -> None:
+        self.users = list(users)
+        super().__init__([*ours, *self.users])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[str]:
+        return list(self.users)
+
+    def __reduce__(self) -> Any:
+        return list, (self.users,)
+
+
 def forget(model: nn.Module) -> None:
     """Remove what `Ranks` left on a model."""
-    if hasattr(model, _IGNORED):
-        delattr(model, _IGNORED)
+    ignored = model.__dict__.pop(_IGNORED, None)
+    users = ignored.users if isinstance(ignored, _Ignored) else ignored
+    if users:
+        setattr(model, _IGNORED, users)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 
 import torch
 from torch import nn
@@ -13,8 +14,8 @@ from suptickets.errors import SparsityError
 from suptickets.layers import Candidate, DenseLayer, Layer, Patterns, choose
 from suptickets.methods import Method
 from suptickets.network import SparseNetwork
-from suptickets.optimizer_state import store_state
-from suptickets.weight import SparseWeight, store
+from suptickets.optimizer_state import check_optimizer, store_state
+from suptickets.weight import SparseWeight, restore, store
 
 
 def sparsify(
@@ -38,22 +39,33 @@ def sparsify(
         seed: seed of all random choices of connections; torch's own initial seed by default.
     """
     _refuse(model, method)
+    if optimizer is not None:
+        check_optimizer(optimizer)
     chosen = choose(model, include, exclude)
     method = copy.copy(method)
     generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
-    layers: dict[str, Layer] = {
-        c.name: _store(c, optimizer) if method.sparse else DenseLayer(c) for c in chosen
-    }
-    network = SparseNetwork(model, method, layers, generator)
-    if optimizer is not None:
-        network.attach(optimizer)
-    method.begin(network)
+    with ExitStack() as undo:  # if anything is refused from here on, the model is given back as it was
+        layers: dict[str, Layer] = {
+            c.name: _store(c, optimizer, undo) if method.sparse else DenseLayer(c) for c in chosen
+        }
+        network = SparseNetwork(model, method, layers, generator)
+        undo.callback(network.detach)
+        if optimizer is not None:
+            network.attach(optimizer)
+        method.begin(network)
+        undo.pop_all()
     return network
 
 
-def _store(candidate: Candidate, optimizer: Optimizer | None) -> SparseWeight:
+def _store(candidate: Candidate, optimizer: Optimizer | None, undo: ExitStack) -> SparseWeight:
+    module, attribute = candidate.owners[0]
+    parameter = module.get_parameter(attribute)
+    state = None if optimizer is None else dict(optimizer.state.get(parameter, {}))
+    dense = parameter.detach()
     weight = store(candidate.name, candidate.owners)
-    if optimizer is not None:
+    undo.callback(restore, weight, dense)
+    if optimizer is not None and state:
+        undo.callback(optimizer.state.__setitem__, parameter, state)
         store_state(optimizer, weight)
     return weight
 
@@ -71,7 +83,7 @@ def _refuse(model: nn.Module, method: Method) -> None:
         raise SparsityError(
             "FSDP is not supported: it shards weights by position; use DistributedDataParallel"
         )
-    if isinstance(model, DistributedDataParallel):
+    if any(isinstance(module, DistributedDataParallel) for module in modules):
         raise SparsityError("sparsify the model first, then wrap it in DistributedDataParallel")
     if "OptimizedModule" in kinds:
         raise SparsityError("sparsify the model first, then compile it")

@@ -15,6 +15,7 @@ from suptickets.batch_norm import batch_norms, recompute
 from suptickets.criteria import grow_criterion, prune_criterion
 from suptickets.errors import SparsityError, fraction, unknown
 from suptickets.network import SparseNetwork
+from suptickets.saved import keys
 from suptickets.schedules import CYCLES, Cycle
 from suptickets.superpose import Superposition, Ticket
 
@@ -210,8 +211,7 @@ class SupTickets:
 
     def collect(self) -> None:
         """Take the network as it is now as a ticket; nothing of it is touched."""
-        keys = self.network.keys()
-        ticket = Ticket.of(self.network.model.state_dict(), keys["shapes"], keys["aliases"])
+        ticket = Ticket.of(self.network.model.state_dict(), **keys(self.network.model))
         self.superposition.add(ticket)
         self.collected.append(self.network.step)
         if self.keep:

@@ -19,13 +19,15 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from suptickets.errors import SparsityError
+from suptickets.gradient import DenseGradient
+from suptickets.view import DenseView
 
 SUFFIX = "_connections"
 _CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd)
@@ -46,6 +48,7 @@ class SparseWeight(nn.Module):
         self.order = memory_order(dense)
         self.casts = all(isinstance(module, _CASTING) for module, _ in owners)
         self.canvas: Tensor | None = None
+        self.collector: DenseGradient | None = None
         self.momentum: Tensor | None = None
         dtype = torch.int32 if self.size < 2**31 else torch.int64
         rows = torch.arange(self.size, device=dense.device)
@@ -89,7 +92,8 @@ class SparseWeight(nn.Module):
         dtype = self._dtype(values)
         if self.canvas is None:
             return self.build(values, dtype)
-        return self.unflatten(self.canvas.scatter_add(0, self.positions, values.reshape(-1)).to(dtype))
+        flat = self.canvas.to(values).scatter_add(0, self.positions, values.reshape(-1))
+        return self.unflatten(flat.to(dtype))
 
     def build(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """`values` at the living positions, zeros elsewhere: one fill and one scatter."""
@@ -104,18 +108,20 @@ class SparseWeight(nn.Module):
 
     def request_gradient(self) -> None:
         """Collect the gradient of all positions from now on, until `release_gradient`."""
-        if self.canvas is None and self.values.requires_grad:
-            values = self.values
-            self.canvas = torch.zeros(self.size, dtype=values.dtype, device=values.device, requires_grad=True)
+        if self.collector is None and self.values.requires_grad:
+            self.collector = DenseGradient(self.values, self.size)
+            self.canvas = self.collector.canvas
 
     def release_gradient(self) -> None:
         """Forget the gradient of all positions and stop collecting it."""
-        self.canvas = None
+        if self.collector is not None:
+            self.collector.close()
+        self.collector = self.canvas = None
 
     @property
     def gradient(self) -> Tensor | None:
         """The gradient of all positions (flat, in memory order) since it was requested, if there is one."""
-        return None if self.canvas is None else self.canvas.grad
+        return None if self.collector is None else self.collector.total
 
     # ---- positions: addresses in memory, rows in row-major order ----
 
@@ -178,19 +184,23 @@ class SparseWeight(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         probe = torch.empty([2] * len(self.shape), dtype=self.values.dtype, device=self.positions.device)
         order = memory_order(fn(probe.permute([self.order.index(d) for d in range(len(self.order))])))
-        if order != self.order:
-            rows = self.rows()
-            self.order = order
-            self.positions = self.addresses(rows).to(self.positions.dtype)
+        rows, momentum = self.rows(), None if self.momentum is None else self.unflatten(fn(self.momentum))
+        self.order = order
+        self.positions = self.addresses(rows).to(self.positions.dtype)
+        self.momentum = None if momentum is None else self.flatten(momentum)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseWeight:
-        """A copy with connections of its own; the request for a gradient stays with the original."""
+        """A copy with connections of its own."""
         _refuse_averaged_model()
         twin = SparseWeight.__new__(SparseWeight)
         memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy({**self.__dict__, "canvas": None}, memo))
+        twin.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The request for a gradient stays with the original."""
+        return {**self.__dict__, "canvas": None, "collector": None}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Saved positions are row-major and sorted, whatever the memory layout."""
@@ -257,34 +267,6 @@ def _refuse_averaged_model() -> None:
 # ---- the module that owns a sparse weight ----
 
 
-class DenseView(Tensor):
-    """What `module.weight` reads as; writing into it would be lost, so in-place methods are refused."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved and copied as the plain tensor that it is."""
-        return self.detach().__reduce_ex__(protocol)
-
-
-def _refusal(method: str) -> Callable[..., NoReturn]:
-    def refuse(self: Tensor, *args: object, **kwargs: object) -> NoReturn:
-        raise SparsityError(
-            f"{method} on a sparse weight would be lost: initialise before sparsify, or assign a dense "
-            "tensor (module.weight = tensor), whose values the living connections take"
-        )
-
-    return refuse
-
-
-_HARMLESS = {"requires_grad_", "detach_", "share_memory_", "rename_"}
-for _name in dir(Tensor):
-    if (
-        _name.endswith("_") and not _name.startswith("_") and _name not in _HARMLESS
-    ) or _name == "__setitem__":
-        setattr(DenseView, _name, _refusal(_name))
-
-
 class SparseModule(nn.Module):
     """Mixed into the class of a module that owns sparse weights."""
 
@@ -302,17 +284,21 @@ class SparseModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle, though the class is made on the fly."""
-        state = super().__reduce_ex__(protocol)[2]
+        state: Any = super().__reduce_ex__(protocol)[2]
+        if "_flat_weights" in state:  # recurrent layers: dense weights that are not to be copied
+            state["_flat_weights"] = [torch.empty(0) for _ in state["_flat_weights"]]
         return _rebuild, (self._sparse_base, self._sparse_names), state
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: Any, *args: Any) -> None:
+        """Make room first; what is loaded is copied, also where torch is asked to assign it."""
         errors: list[str] = args[-1]
+        metadata = {**metadata, "assign_to_params_buffers": False}
         for name in self._sparse_names:
             key, weight = prefix + name, self._modules[name + SUFFIX]
             assert isinstance(weight, SparseWeight)
             problem = weight.accept(state.get(key), state.get(f"{key}{SUFFIX}.positions"))
             errors += [] if problem is None else [problem]
-        super()._load_from_state_dict(state, prefix, *args)
+        super()._load_from_state_dict(state, prefix, metadata, *args)
 
 
 def _rebuild(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
@@ -356,27 +342,42 @@ def store(name: str, owners: Sequence[tuple[nn.Module, str]]) -> SparseWeight:
     parameter = module._parameters[attribute]
     assert parameter is not None
     weight = SparseWeight(name, parameter, owners)
-    values = parameter.detach().reshape(weight.size, *[1] * (parameter.dim() - 1)).clone()
-    gradient = parameter.grad
-    parameter.grad = None
-    parameter.set_(values)  # type: ignore[call-overload]
-    parameter.grad = None if gradient is None else gradient.reshape(values.shape)
+    _replace(parameter, parameter.detach().reshape(weight.size, *[1] * (parameter.dim() - 1)).clone())
     for module, attribute in owners:
         names = (*getattr(module, "_sparse_names", ()), attribute)
-        module.add_module(attribute + SUFFIX, weight)
         base = module._sparse_base if isinstance(module, SparseModule) else type(module)
+        module.add_module(attribute + SUFFIX, weight)
         module.__class__ = _sparse_class(base, names)
+        if isinstance(module, nn.RNNBase) and len(names) == 1:
+            module.register_forward_hook(_drop_flat_weights)
     return weight
 
 
-def restore(weight: SparseWeight) -> None:
-    """Undo `store`: the owners get their class and a plain dense parameter back, in its old place."""
+@torch.no_grad()
+def restore(weight: SparseWeight, dense: Tensor | None = None) -> None:
+    """Undo `store`: the owners get their class back, the parameter object its dense shape."""
     parameter = weight.values
-    dense = weight.build(parameter.detach(), parameter.dtype)
-    plain = nn.Parameter(dense, requires_grad=parameter.requires_grad)
+    dense = weight.build(parameter.detach(), parameter.dtype) if dense is None else dense
+    _replace(parameter, dense)
     for module, attribute in weight.owners:
         assert isinstance(module, SparseModule)
         base, names = module._sparse_base, tuple(n for n in module._sparse_names if n != attribute)
         module.__class__ = _sparse_class(base, names) if names else base  # type: ignore[assignment]
         module._modules.pop(attribute + SUFFIX)
-        module._parameters[attribute] = plain
+        if isinstance(module, nn.RNNBase) and not names:
+            for key in [key for key, hook in module._forward_hooks.items() if hook is _drop_flat_weights]:
+                del module._forward_hooks[key]
+            module._init_flat_weights()
+
+
+def _drop_flat_weights(module: nn.RNNBase, *_: object) -> None:
+    """Recurrent layers keep the dense weights of their last pass; empty stand-ins make them read anew."""
+    module._flat_weights = [torch.empty(0) for _ in module._flat_weights_names]
+
+
+def _replace(parameter: nn.Parameter, tensor: Tensor) -> None:
+    """Give a parameter another tensor, of the same number of elements as its gradient, if it has one."""
+    gradient, parameter.grad = parameter.grad, None
+    parameter.set_(tensor)  # type: ignore[call-overload]
+    if gradient is not None and gradient.numel() == tensor.numel():
+        parameter.grad = gradient.reshape(tensor.shape)

@@ -26,6 +26,9 @@ from suptickets.plain import densified
 from suptickets.weight import SparseWeight
 
 
+_COPIES = (torch.ops.aten._to_copy, torch.ops.aten.clone)  # a weight that autocast has cast is that weight
+
+
 @dataclass(frozen=True)
 class LayerFlops:
     """FLOPs of the operations with one weight."""
@@ -51,9 +54,10 @@ class Flops:
 class _Counter(TorchDispatchMode):
     """Counts every operation that has a formula, and finds the weight in it by its storage."""
 
-    def __init__(self, weights: Mapping[int, tuple[str, float]]) -> None:
+    def __init__(self, weights: dict[int, tuple[str, float]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.weights = weights
+        self.copies: list[Tensor] = []
         self.dense: dict[str, int] = defaultdict(int)
         self.sparse: dict[str, float] = defaultdict(float)
 
@@ -66,10 +70,14 @@ class _Counter(TorchDispatchMode):
             if decomposed is not NotImplemented:
                 return decomposed
         out = func(*args, **kwargs)
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        keys = [t.untyped_storage().data_ptr() for t in tensors]
+        found = next((self.weights[k] for k in keys if k in self.weights), None)
+        if found is not None and func.overloadpacket in _COPIES:
+            self.weights[out.untyped_storage().data_ptr()] = found
+            self.copies.append(out)  # alive, so that no other tensor gets its place
         if formula is not None:
-            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            keys = [t.untyped_storage().data_ptr() for t in tensors]
-            name, density = next((self.weights[k] for k in keys if k in self.weights), ("", 1.0))
+            name, density = found or ("", 1.0)
             count = formula(*args, **kwargs, out_val=out)
             self.dense[name] += count
             self.sparse[name] += count * density
@@ -92,7 +100,7 @@ def flops(model: nn.Module, example_input: Any) -> Flops:
             weights[parameter.untyped_storage().data_ptr()] = (layer, nonzero)
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     counter = _Counter(weights)
-    with torch.no_grad(), _plain_kernels(), counter:
+    with torch.no_grad(), torch.random.fork_rng(), _plain_kernels(), counter:
         plain(*copy.deepcopy(inputs))
     layers = {n: LayerFlops(counter.dense[n], round(counter.sparse[n])) for n in counter.dense if n}
     return Flops(sum(counter.dense.values()), round(sum(counter.sparse.values())), layers)
@@ -106,7 +114,7 @@ def _plain_kernels() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
             warnings.simplefilter("ignore")  # of the flags: about TF32 on other devices
-            with torch.backends.mkldnn.flags(enabled=False):
+            with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
                 yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -108,8 +108,8 @@ class Dynamic(Method):
             raise SparsityError(
                 "decay='cosine' and a stop below 1 need total_steps, the steps of the training"
             )
-        if self.interval < 1:
-            raise SparsityError(f"interval must be at least 1 step, not {self.interval}")
+        if not isinstance(self.interval, int) or self.interval < 1:
+            raise SparsityError(f"interval must be at least 1 whole step, not {self.interval!r}")
 
     @property
     def last(self) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import nn
 
 from suptickets.errors import SparsityError, fraction
@@ -46,7 +47,8 @@ class SmallDense(Dense):
     def narrow(self, build: Callable[[float], nn.Module]) -> nn.Module:
         """The widest `build(width)`, 0 < width <= 1, with at most 1 - sparsity of the parameters."""
         fraction("sparsity", self.sparsity)
-        budget = (1 - self.sparsity) * _parameters(build(1.0))
+        with torch.device("meta"):
+            budget = (1 - self.sparsity) * _parameters(build(1.0))
         low, high = 0.0, 1.0
         for _ in range(20):
             middle = (low + high) / 2
@@ -61,7 +63,8 @@ class SmallDense(Dense):
 
 def _fits(build: Callable[[float], nn.Module], width: float, budget: float) -> bool:
     try:
-        return _parameters(build(width)) <= budget
+        with torch.device("meta"):
+            return _parameters(build(width)) <= budget
     except ValueError:  # a width at which a layer has no channels
         return False
 

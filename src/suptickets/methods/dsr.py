@@ -45,7 +45,7 @@ class DSR(Dynamic):
         """Prune below the threshold, adapt it, grow as many."""
         if not self.due(step):
             return
-        weights = network.weights
+        weights = network.trained
         kept = {name: max(int((w.values.abs() >= self._threshold).sum()), 1) for name, w in weights.items()}
         freed = sum(w.nonzero - kept[name] for name, w in weights.items())
         self._adapt(freed, self.rate_at(step) * network.nonzero)

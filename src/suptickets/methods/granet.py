@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -49,6 +50,16 @@ class GraNet(Dynamic):
     def ready(self) -> int:
         """The first update at or after the end of the schedule."""
         return -(-self.prune_end // self.interval) * self.interval
+
+    def begin(self, network: SparseNetwork) -> None:
+        """Half of the connections, at random; refuse a target at which a layer would have none."""
+        layers, total = len(network.weights), network.parameters_total
+        if round((1 - self.sparsity) * total) < layers:
+            raise SparsityError(
+                f"at sparsity {self.sparsity:g} one of the {layers} layers would lose all its connections: "
+                f"use at most {math.floor((1 - layers / total) * 1e6) / 1e6:.6f}"
+            )
+        super().begin(network)
 
     def due(self, step: int) -> bool:
         """Until the target is reached, no stop applies."""

@@ -65,7 +65,7 @@ class SNIP(Method):
                 buffer.copy_(buffers[name])
         empty = [name for name, count in counts.items() if count == 0]
         if empty:
-            warnings.warn(f"SNIP left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"SNIP left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=3)
 
     def _backward(self, model: nn.Module) -> None:
         if self.backward is not None:

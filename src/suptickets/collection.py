@@ -1,0 +1,55 @@
+"""The gradients of all positions of a network, for the steps that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from suptickets.gradient import scale_like
+from suptickets.ranks import Ranks
+from suptickets.weight import SparseWeight
+
+
+class Collection:
+    """Collects over the backward passes of a step, and then settles: one gradient, the same on all ranks."""
+
+    def __init__(self, weights: Iterable[SparseWeight], ranks: Ranks) -> None:
+        """Nothing is collected yet."""
+        self.weights, self.ranks = list(weights), ranks
+        self._settled = False
+
+    def start(self) -> None:
+        """Collect from the next forward pass on, from nothing."""
+        self.discard()
+        for weight in self.weights:
+            weight.request_gradient()
+
+    def stop(self) -> None:
+        """Forget everything and collect no more."""
+        for weight in self.weights:
+            weight.release_gradient()
+
+    def discard(self) -> None:
+        """Forget what was collected."""
+        self._settled = False
+        for weight in self.weights:
+            if weight.collector is not None:
+                weight.collector.discard()
+
+    def settle(self, optimizer: Optimizer | None) -> list[Tensor]:
+        """The gradients of the step: averaged over ranks, unscaled and clipped like the optimizer's own."""
+        found = [(w, w.gradient, w.values.grad) for w in self.weights]
+        ready = [(w, mine, living) for w, mine, living in found if mine is not None and living is not None]
+        gradients = [mine for _, mine, _ in ready]
+        if ready and not self._settled:
+            self._settled = True
+            self.ranks.average(gradients)
+            parts = [mine.gather(0, weight.positions) for weight, mine, _ in ready]
+            scale_like(gradients, parts, [living.reshape(-1) for _, _, living in ready])
+            scale = getattr(optimizer, "grad_scale", None)
+            if scale is not None:  # a fused optimizer unscales inside its step
+                torch._foreach_div_(gradients, scale)
+        return gradients

@@ -1,0 +1,77 @@
+"""The gradient of all positions of one weight, collected on request."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class DenseGradient:
+    """Adds up the gradient of all positions over the backward passes of a step.
+
+    The dense weight is computed as `canvas` plus the living values. The canvas, a leaf that is all zeros and
+    takes no room, therefore receives the gradient of every position. It is taken from there after each
+    backward pass, and starts anew when the gradient of the living values has started anew: when `zero_grad`
+    was called, wherever in the loop that was, after a step that GradScaler skipped or for any other reason.
+    """
+
+    def __init__(self, values: nn.Parameter, size: int) -> None:
+        """Collect from the next forward pass on."""
+        self.canvas = values.new_zeros(1).expand(size).requires_grad_()
+        self.total: Tensor | None = None
+        self._incoming: Tensor | None = None
+        self._anew: bool | None = None
+        self._version = -1
+        self._hooks = [
+            self.canvas.register_post_accumulate_grad_hook(self._take),
+            values.register_hook(lambda _: self._see(values)),
+            values.register_post_accumulate_grad_hook(self._note),
+        ]
+
+    def _take(self, canvas: Tensor) -> None:
+        self._incoming, canvas.grad = canvas.grad, None
+        self._add()
+
+    def _see(self, values: Tensor) -> None:
+        """Before a backward pass adds to it: was the gradient of the values removed, or written to zeros?"""
+        old = values.grad
+        self._anew = old is None or (old._version != self._version and not bool(old.any()))
+        self._add()
+
+    def _note(self, values: Tensor) -> None:
+        """A gradient that happens to be zero is told from one that was written to zeros by its version."""
+        assert values.grad is not None
+        self._version = values.grad._version
+
+    def _add(self) -> None:
+        """When both hooks of a backward pass have been called, in whichever order."""
+        if self._incoming is None or self._anew is None:
+            return
+        goes_on = self.total is not None and not self._anew
+        self.total = self.total.add_(self._incoming) if goes_on else self._incoming  # type: ignore[union-attr]
+        self._incoming = self._anew = None
+
+    def discard(self) -> None:
+        """Forget what was collected; go on collecting."""
+        self.total = self.canvas.grad = None
+        self._version = -1
+
+    def close(self) -> None:
+        """Stop collecting; nothing of a dense size stays, though an old loss may be alive."""
+        self.discard()
+        for hook in self._hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def scale_like(collected: list[Tensor], living: list[Tensor], wanted: list[Tensor]) -> None:
+    """Multiply what was collected by the factor between its `living` part and the `wanted` gradients.
+
+    Unscaling a loss scale and clipping by norm multiply the optimizer's gradients by one number, which is
+    found here by least squares and applied to the gradient of all positions.
+    """
+    inner = torch.stack([(a * b).sum() for a, b in zip(living, wanted, strict=True)]).sum()
+    square = torch.stack([(a * a).sum() for a in living]).sum()
+    factor = torch.where(square > 0, inner / square, torch.ones_like(square))
+    for tensor in collected:
+        tensor.mul_(factor.to(tensor))

@@ -1,0 +1,69 @@
+"""VGG-16 for small images, and a small sister of it for a CPU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from suptickets.models.shape import check_size, narrowed
+
+_VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+_SMALL = ((32, 32), (64, 64), (128, 128))
+
+
+class VGG(nn.Module):
+    """Blocks of 3x3 convolutions with batch norm, a max pool after each, and one hidden linear layer.
+
+    `features.conv3_2` is the second convolution of the third block, as in the literature. What the last
+    pool leaves of a larger image than the model is made for is averaged.
+    """
+
+    def __init__(self, blocks: Sequence[Sequence[int]], classes: int, channels: int, width: float) -> None:
+        super().__init__()
+        narrow = [[narrowed(outputs, width) for outputs in block] for block in blocks]
+        last = narrow[-1][-1]
+        self.features = _features(narrow, channels)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = _classifier(last, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to logits."""
+        logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
+        return logits
+
+
+def _features(blocks: Sequence[Sequence[int]], inputs: int) -> nn.Sequential:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, block in enumerate(blocks, 1):
+        for j, outputs in enumerate(block, 1):
+            layers[f"conv{i}_{j}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
+            layers[f"bn{i}_{j}"] = nn.BatchNorm2d(outputs)
+            layers[f"relu{i}_{j}"] = nn.ReLU(inplace=True)
+            inputs = outputs
+        layers[f"pool{i}"] = nn.MaxPool2d(2)
+    return nn.Sequential(layers)
+
+
+def _classifier(hidden: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict[str, nn.Module](
+            fc1=nn.Linear(hidden, hidden),
+            relu=nn.ReLU(inplace=True),
+            bn=nn.BatchNorm1d(hidden),
+            fc2=nn.Linear(hidden, classes),
+        )
+    )
+
+
+def vgg16(classes: int, channels: int = 3, size: int = 32, width: float = 1.0) -> VGG:
+    """Thirteen convolutions and one hidden linear layer of 512, as in the paper's published code."""
+    check_size("vgg16", size, 2 ** len(_VGG16))
+    return VGG(_VGG16, classes, channels, width)
+
+
+def vgg_small(classes: int, channels: int = 3, size: int = 32, width: float = 1.0) -> VGG:
+    """Six convolutions of 32 to 128 channels and a hidden linear layer of 128; images from 8x8 on."""
+    check_size("vgg-small", size, 2 ** len(_SMALL))
+    return VGG(_SMALL, classes, channels, width)

@@ -1,0 +1,69 @@
+"""What a saved network looks like, and what keeps a state from being one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from suptickets.errors import SparsityError
+from suptickets.weight import SUFFIX, SparseWeight
+
+if TYPE_CHECKING:
+    from suptickets.network import SparseNetwork
+
+_PARTS = {"model": Mapping, "shapes": Mapping, "step": int, "generator": Tensor, "method": Mapping}
+
+
+def sparse_weights(model: nn.Module) -> Iterator[tuple[str, SparseWeight]]:
+    """Sparse weights by their names in the model's state dict; a tied one once for each owner."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, weight in module._modules.items():
+            if isinstance(weight, SparseWeight):
+                yield f"{prefix}.{name}".removeprefix(".").removesuffix(SUFFIX), weight
+
+
+def keys(model: nn.Module) -> dict[str, Any]:
+    """Where sparse weights stand in the model's state dict: `shapes` by name, `aliases` of tied ones."""
+    first: dict[SparseWeight, str] = {}
+    aliases = {}
+    for key, weight in sparse_weights(model):
+        if first.setdefault(weight, key) != key:
+            aliases[key] = first[weight]
+    return {"shapes": {key: list(weight.shape) for weight, key in first.items()}, "aliases": aliases}
+
+
+def check_state(network: SparseNetwork, state: Mapping[str, Any]) -> None:
+    """Refuse a state that is not one of this network as a whole, so that nothing of it is loaded."""
+    if not isinstance(state, Mapping):
+        raise SparsityError(f"this is not the state of a sparse network, but a {type(state).__name__}")
+    missing = sorted(_PARTS.keys() - state.keys())
+    if missing:
+        raise SparsityError(f"this is not the state of a sparse network: it has no {', '.join(missing)}")
+    wrong = [name for name, kind in _PARTS.items() if not isinstance(state[name], kind)]
+    if wrong or state["generator"].shape != network.generator.get_state().shape:
+        raise SparsityError(f"the state is damaged: {', '.join(wrong or ['generator'])}")
+    name = state["method"].get("name")
+    if name != network.method.name or "state" not in state["method"]:
+        raise SparsityError(f"the state is that of {name}, not of {network.method.name}: use the same method")
+    ours, theirs = keys(network.model)["shapes"], state["shapes"]
+    if ours != theirs:
+        differing = sorted(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
+        raise SparsityError(f"the state has other layers or shapes: {', '.join(differing)}")
+    problems = list(_problems(network.model, state["model"]))
+    if problems:
+        raise SparsityError("; ".join(problems))
+
+
+def _problems(model: nn.Module, theirs: Mapping[str, Any]) -> Iterator[str]:
+    ours, weights = model.state_dict(), dict(sparse_weights(model))
+    yield from (f"the state has no {key}" for key in ours if key not in theirs)
+    yield from (f"the state has an unknown {key}" for key in theirs if key not in ours)
+    for key, weight in weights.items():
+        problem = weight.problem(theirs.get(key), theirs.get(f"{key}{SUFFIX}.positions"))
+        yield from [] if problem is None else [problem]
+    taken = {*weights, *(f"{key}{SUFFIX}.positions" for key in weights)}
+    for key in ours.keys() & theirs.keys() - taken:
+        if getattr(ours[key], "shape", None) != getattr(theirs[key], "shape", None):
+            yield f"{key} has another shape in the state"

@@ -1,0 +1,818 @@
+"""What PyTorch users do with a model and its optimizer goes on working when the model is sparse."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel
+
+import suptickets as st
+
+METHODS: dict[str, Callable[[], st.Method]] = {
+    "static": lambda: st.Static(0.8),
+    "set": lambda: st.SET(0.8, interval=3),
+    "rigl": lambda: st.RigL(0.8, interval=3),
+    "granet": lambda: st.GraNet(0.9, interval=3, prune_end=9),
+    "snfs": lambda: st.SNFS(0.8, interval=3),
+    "dsr": lambda: st.DSR(0.8, interval=3, threshold=0.05),
+}
+DYNAMIC = [name for name in METHODS if name != "static"]
+Trained = tuple[nn.Module, torch.optim.Optimizer, st.SparseNetwork]
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Tanh(), nn.Linear(20, 4)).double()
+
+
+def convnet() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Tanh(), nn.Conv2d(6, 8, (3, 1)), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(64, 4)).double()
+
+
+def convnet_3d() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Unflatten(2, (2, 3)), nn.Conv3d(1, 5, (2, 1, 3)), nn.Tanh(), nn.Conv3d(5, 3, (1, 3, 1)))
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(4)).double()
+
+
+def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
+
+
+def adam(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01, **options)
+
+
+def sparse(
+    method: str | st.Method = "rigl",
+    model: nn.Module | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+    seed: int = 0,
+) -> Trained:
+    model = mlp() if model is None else model
+    built = optimizer(model.parameters())
+    method = METHODS[method]() if isinstance(method, str) else method
+    return model, built, st.sparsify(model, method, built, seed=seed)
+
+
+def batch(index: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(index)
+    x = torch.randn(8, 1, 6, 6, generator=generator, dtype=torch.float64).to(dtype)
+    return x, torch.randint(4, (8,), generator=generator)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Any = 12, **options: Any) -> None:
+    for index in range(steps) if isinstance(steps, int) else steps:
+        x, y = batch(index, **options)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Parameters, positions, buffers and optimizer state, by name."""
+    found = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        found |= {
+            f"{name}.{key}": torch.as_tensor(value) for key, value in state.items() if value is not None
+        }
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 0.0) -> None:
+    assert list(one) == list(other)
+    for name in one:
+        torch.testing.assert_close(
+            one[name], other[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def values(network: st.SparseNetwork, name: str) -> nn.Parameter:
+    return network.weights[name].values
+
+
+# ---- names, groups, decay ----
+
+GROUPS: dict[str, Callable[[nn.Module, str, nn.Parameter], bool]] = {
+    "by dimensions": lambda model, name, parameter: parameter.dim() > 1,
+    "by endswith weight": lambda model, name, parameter: name.endswith("weight"),
+    "by bias in name": lambda model, name, parameter: "bias" not in name,
+    "by class of the module": lambda model, name, parameter: (
+        isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear) and name.endswith("weight")
+    ),
+}
+
+
+@pytest.mark.parametrize("built", ["before", "after"])
+@pytest.mark.parametrize("rule", GROUPS.values(), ids=GROUPS)
+def test_weight_decay_groups_keep_their_decay(rule: Any, built: str) -> None:
+    model = mlp()
+    network = st.sparsify(model, st.RigL(0.8)) if built == "after" else None
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [p for n, p in named if rule(model, n, p)], "weight_decay": 0.5},
+        {"params": [p for n, p in named if not rule(model, n, p)], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    if network is None:
+        network = st.sparsify(model, st.RigL(0.8), optimizer)
+    else:
+        network.attach(optimizer)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    (0 * model(batch(0)[0]).sum()).backward()
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        shrunk = 0.95 if name.endswith("weight") else 1.0
+        torch.testing.assert_close(parameter.detach(), shrunk * before[name], rtol=1e-12, atol=0)
+    network.check()
+
+
+def test_names_order_and_keys_of_the_parameters_stay() -> None:
+    original, (model, _, _) = convnet(), sparse(model=convnet())
+    assert [n for n, _ in model.named_parameters()] == [n for n, _ in original.named_parameters()]
+    assert [n for n, _ in model.named_buffers() if "connections" not in n] == [
+        n for n, _ in original.named_buffers()
+    ]
+    keys = list(model.state_dict())
+    assert [key for key in keys if not key.endswith("_connections.positions")] == list(original.state_dict())
+    assert len(keys) == len(original.state_dict()) + 3
+
+
+def test_the_optimizer_keeps_its_parameter_objects() -> None:
+    model = mlp()
+    parameters = list(model.parameters())
+    sparse(model=model)
+    assert all(old is new for old, new in zip(parameters, model.parameters(), strict=True))
+
+
+# ---- steps ----
+
+
+@pytest.mark.parametrize("method", DYNAMIC)
+def test_accumulated_halves_are_one_batch(method: str) -> None:
+    model, optimizer, network = sparse(method)
+    train(model, optimizer)
+    accumulating, its_optimizer, its_network = sparse(method)
+    for index in range(12):
+        x, y = batch(index)
+        its_optimizer.zero_grad()
+        for half in (slice(0, 4), slice(4, 8)):
+            (F.cross_entropy(accumulating(x[half]), y[half]) / 2).backward()
+        its_optimizer.step()
+    assert_same(contents(model, optimizer), contents(accumulating, its_optimizer), 1e-10)
+    assert network.nonzero == its_network.nonzero
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": sgd,
+    "fused SGD": lambda parameters: sgd(parameters, fused=True),
+    "Adam": adam,
+    "fused Adam": lambda parameters: adam(parameters, fused=True),
+}
+
+
+def train_scaled(
+    trained: Trained,
+    overflow_at: int,
+    *,
+    zero: str = "before",
+    to_none: bool = True,
+    forward: Any = None,
+) -> None:
+    """12 batches with a loss scale; before batch `overflow_at` comes one whose gradient overflows."""
+    model, optimizer, _ = trained
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10**6)
+    batches = [(index, 1.0) for index in range(12)]
+    batches.insert(overflow_at, (99, float("inf")))
+    for index, factor in batches:
+        x, y = batch(index)
+        if zero == "before":
+            optimizer.zero_grad(set_to_none=to_none)
+        loss = F.cross_entropy((model if forward is None else forward)(x), y) * factor
+        if zero == "between":
+            optimizer.zero_grad(set_to_none=to_none)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.parametrize("to_none", [True, False], ids=["set_to_none", "zeros"])
+@pytest.mark.parametrize("zero", ["before", "between"])
+@pytest.mark.parametrize("overflow_at", [1, 2, 3], ids=["before an exploring step", "at one", "after one"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_skipped_step_is_not_a_step(optimizer: Any, overflow_at: int, zero: str, to_none: bool) -> None:
+    """Whether `zero_grad` comes before the forward pass, or between it and the backward pass."""
+    smooth, bumpy = sparse(optimizer=optimizer), sparse(optimizer=optimizer)
+    train(*smooth[:2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_scaled(bumpy, overflow_at, zero=zero, to_none=to_none)
+    assert bumpy[2].step == smooth[2].step == 12
+    assert_same(contents(*smooth[:2]), contents(*bumpy[:2]), 1e-10)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_skipped_step_is_not_a_step_when_driven_explicitly(optimizer: Any) -> None:
+    model, optimizer, network = sparse(optimizer=optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for factor in (1.0, 1.0, float("inf"), 1.0):
+        x, y = batch(0)
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(x), y) * factor).backward()
+        network.before_step()
+        scaler.step(optimizer)
+        network.after_step()
+        scaler.update()
+    assert network.step == 3
+
+
+@pytest.mark.parametrize("method", DYNAMIC)
+def test_the_loss_scale_changes_nothing(method: str) -> None:
+    """Not even when it changes in the middle, as it does after an overflow."""
+    plain, scaled = sparse(method), sparse(method)
+    train(*plain[:2])
+    train_scaled(scaled, 5)
+    assert_same(contents(*plain[:2]), contents(*scaled[:2]), 1e-10)
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=13),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 4),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.ExponentialLR(o, 0.9)], [3]
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("schedule", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_schedulers_see_no_difference(schedule: Any, optimizer: Any) -> None:
+    rates: dict[str, list[Any]] = {"dense": [], "sparse": []}
+    for kind in rates:
+        model = mlp()
+        built = optimizer(model.parameters())
+        network = st.sparsify(model, METHODS["granet"](), built) if kind == "sparse" else None
+        scheduler = schedule(built)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            for index in range(12):
+                train(model, built, [index])
+                scheduler.step()
+                rates[kind].append([{**group, "params": None} for group in built.param_groups])
+        if network is not None:
+            network.check()
+            assert network.sparsity == pytest.approx(0.9, abs=0.001)
+    assert rates["sparse"] == rates["dense"]
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam, torch.optim.Rprop])
+def test_a_scheduler_does_not_hide_the_initial_state(optimizer: Any) -> None:
+    """It replaces `optimizer.step` on the instance, and new connections still get what a step gives them."""
+    plain, scheduled = sparse(optimizer=optimizer), sparse(optimizer=optimizer)
+    scheduler = lr_scheduler.LambdaLR(scheduled[1], lambda _: 1.0)
+    for index in range(12):
+        train(*plain[:2], [index])
+        train(*scheduled[:2], [index])
+        scheduler.step()
+    assert_same(contents(*plain[:2]), contents(*scheduled[:2]))
+
+
+# ---- resizes ----
+
+
+@pytest.mark.parametrize("method", ["set", "rigl"])
+def test_contents_change_in_place_while_the_counts_stay(method: str) -> None:
+    """So that nothing is compiled or captured again."""
+    model, optimizer, network = sparse(method)
+    train(model, optimizer, 1)
+
+    def addresses() -> list[int]:
+        state = [s["momentum_buffer"] for s in optimizer.state.values()]
+        return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers(), *state)]
+
+    before, rows = addresses(), network.weights["1"].rows().clone()
+    train(model, optimizer, 6)
+    assert addresses() == before
+    assert not torch.equal(network.weights["1"].rows(), rows)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad_across_a_resize(to_none: bool) -> None:
+    one, other = sparse("granet"), sparse("granet")
+    train(*one[:2])
+    model, optimizer, network = other
+    for index in range(12):
+        x, y = batch(index)
+        optimizer.zero_grad(set_to_none=to_none)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert_same(contents(*one[:2]), contents(*other[:2]))
+
+
+def test_the_gradient_follows_a_resize() -> None:
+    model, _, network = sparse("static")
+    x, y = batch(0)
+    F.cross_entropy(model(x), y).backward()
+    weight = network.weights["1"]
+    before = dict(zip(weight.rows().tolist(), weight.values.grad.flatten().tolist(), strict=True))
+    for change, count in ((network.prune, 40), (network.grow, 55)):
+        change({"1": count}, by="random")
+        assert weight.values.shape == weight.values.grad.shape == (count, 1)
+    after = dict(zip(weight.rows().tolist(), weight.values.grad.flatten().tolist(), strict=True))
+    assert sum(after[row] == before.get(row) for row in after) >= 40
+    assert all(after[row] in (0.0, before.get(row)) for row in after)
+
+
+def test_an_old_loss_may_stay_alive_across_a_resize() -> None:
+    one, other = sparse("granet"), sparse("granet")
+    train(*one[:2])
+    model, optimizer, _ = other
+    losses = []
+    for index in range(12):
+        x, y = batch(index)
+        losses.append(F.cross_entropy(model(x), y))
+        optimizer.zero_grad()
+        losses[-1].backward(retain_graph=True)
+        optimizer.step()
+    assert_same(contents(*one[:2]), contents(*other[:2]))
+
+
+# ---- memory formats, dtypes, autocast ----
+
+
+@pytest.mark.parametrize("when", ["before", "after", "in the middle", "and back"])
+@pytest.mark.parametrize("method", METHODS)
+def test_channels_last_trains_the_same(method: str, when: str) -> None:
+    plain = sparse(method, convnet())
+    train(*plain[:2])
+    model = convnet()
+    if when == "before":
+        model.to(memory_format=torch.channels_last)
+    model, optimizer, network = sparse(method, model)
+    if when == "after":
+        model.to(memory_format=torch.channels_last)
+    train(model, optimizer, 5)
+    if when in ("in the middle", "and back"):
+        model.to(memory_format=torch.channels_last)
+    train(model, optimizer, range(5, 8))
+    if when == "and back":
+        model.to(memory_format=torch.contiguous_format)
+    train(model, optimizer, range(8, 12))
+    assert_same(contents(*plain[:2]), contents(model, optimizer), 1e-10)
+    x, _ = batch(50)
+    torch.testing.assert_close(model(x), plain[0](x), rtol=0, atol=1e-10)
+    network.check()
+
+
+FORMATS = {
+    "channels_last": (convnet, torch.channels_last, "3"),
+    "channels_last_3d": (convnet_3d, torch.channels_last_3d, "3"),
+}
+
+
+def initialised(build: Callable[[], nn.Module]) -> nn.Module:
+    model = build()
+    model(batch(0)[0])
+    return model
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("build, layout, name", FORMATS.values(), ids=FORMATS)
+def test_the_dense_weight_has_the_memory_format(build: Any, layout: Any, name: str, when: str) -> None:
+    plain = sparse("rigl", initialised(build))
+    model = initialised(build)
+    if when == "before":
+        model.to(memory_format=layout)
+    model, optimizer, network = sparse("rigl", model)
+    if when == "after":
+        model.to(memory_format=layout)
+    weight, original = model.get_submodule(name).weight, plain[0].get_submodule(name).weight
+    assert weight.is_contiguous(memory_format=layout) and not weight.is_contiguous()
+    assert torch.equal(weight, original)
+    train(*plain[:2])
+    train(model, optimizer)
+    assert_same(contents(*plain[:2]), contents(model, optimizer), 1e-10)
+    dense = network.densify().get_submodule(name).weight
+    assert dense.is_contiguous(memory_format=layout)
+
+
+def test_saved_positions_are_row_major_and_sorted() -> None:
+    model, optimizer, network = sparse("rigl", convnet().to(memory_format=torch.channels_last))
+    train(model, optimizer)
+    saved = model.state_dict()["3.weight_connections.positions"]
+    dense = torch.zeros(model[3].weight.numel(), dtype=torch.float64)
+    dense[saved.long()] = values(network, "3").detach().flatten()
+    assert torch.equal(saved, saved.sort().values)
+    assert torch.equal(dense.view(model[3].weight.shape), model[3].weight.detach())
+
+
+@pytest.mark.parametrize("convert", ["half", "bfloat16", "float", "double", "to"])
+@pytest.mark.parametrize("method", METHODS)
+def test_dtype(method: str, convert: str) -> None:
+    model, optimizer, network = sparse(method, mlp().float())
+    before, count = network.weights["1"].rows().clone(), network.nonzero
+    model.to(torch.float64) if convert == "to" else getattr(model, convert)()
+    dtype = model[1].bias.dtype
+    assert model[1].weight.dtype == values(network, "1").dtype == dtype
+    assert model[1].weight_connections.positions.dtype == torch.int32
+    assert network.nonzero == count and torch.equal(network.weights["1"].rows(), before)
+    train(model, optimizer, dtype=dtype)
+    network.check()
+
+
+def test_a_dtype_that_changes_in_training_takes_the_momentum_of_all_positions_along() -> None:
+    model, optimizer, network = sparse("snfs", mlp().float(), lambda p: torch.optim.SGD(p, lr=0.1))
+    train(model, optimizer, 4, dtype=torch.float32)
+    model.double()
+    train(model, optimizer, range(4, 8))
+    network.check()
+    assert network.weights["1"].momentum.dtype == torch.float64
+
+
+class Words(nn.Module):
+    """An embedding, a sum over words, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(10, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.embedding(x).sum(1))
+
+
+def test_autocast_builds_the_weight_in_bf16_but_not_that_of_an_embedding() -> None:
+    model = Words()
+    optimizer = sgd(model.parameters())
+    network = st.sparsify(model, st.RigL(0.5, interval=2), optimizer, include=["embedding", "out"])
+    x, y = torch.arange(12).view(4, 3) % 10, torch.arange(4)
+    for _ in range(5):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model.out.weight.dtype == torch.bfloat16
+            assert model.embedding.weight.dtype == torch.float32
+            out = model(x)
+        assert out.dtype == torch.bfloat16
+        optimizer.zero_grad()
+        F.cross_entropy(out.float(), y).backward()
+        optimizer.step()
+        network.check()
+    assert values(network, "out").dtype == values(network, "out").grad.dtype == torch.float32
+    assert model.out.weight.dtype == torch.float32
+
+
+def test_autocast_gives_the_gradient_of_a_dense_bf16_weight() -> None:
+    model, _, network = sparse("static", mlp().float())
+    plain = network.densify()
+    x, y = batch(0, torch.float32)
+    for module in (model, plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(module(x).float(), y)
+        loss.backward()
+    living = plain[1].weight.grad.flatten()[network.weights["1"].rows().long()]
+    assert torch.equal(values(network, "1").grad.flatten(), living)
+
+
+# ---- copies and files ----
+
+
+def test_averaged_model_is_refused_in_one_line() -> None:
+    model, _, network = sparse()
+    with pytest.raises(st.SparsityError, match="AveragedModel.*densify") as refused:
+        AveragedModel(model)
+    assert "\n" not in str(refused.value)
+    AveragedModel(network.densify()).update_parameters(network.densify())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("trained", ["copy", "original"])
+def test_a_deep_copy_is_independent(method: str, trained: str) -> None:
+    model, optimizer, network = sparse(method, convnet())
+    train(model, optimizer, 5)
+    twin = copy.deepcopy(model)
+    its_optimizer = sgd(twin.parameters())
+    other = model if trained == "copy" else twin
+    before = contents(other, optimizer)
+    train(twin, its_optimizer) if trained == "copy" else train(model, optimizer)
+    assert_same(before, contents(other, optimizer))
+    assert not torch.equal(model(batch(0)[0]), twin(batch(0)[0]))
+    network.check()
+
+
+def through_pickle(model: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(model))
+
+
+def through_torch(model: Any, weights_only: bool = False) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=weights_only)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": through_pickle, "torch.save": through_torch}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+def test_a_copy_computes_and_trains_like_the_original(duplicate: Any, method: str) -> None:
+    model, optimizer, _ = sparse(method, convnet())
+    train(model, optimizer, 5)
+    twin = duplicate(model)
+    x, y = batch(0)
+    model.zero_grad()
+    for one in (model, twin):
+        F.cross_entropy(one(x), y).backward()
+    assert isinstance(twin[0], nn.Conv2d) and type(twin[0]) is type(model[0])
+    assert_same(dict(model.state_dict()), dict(twin.state_dict()))
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+def test_a_copy_has_no_tie_to_the_network(duplicate: Any) -> None:
+    """It collects no gradient of all positions, and loading into it leaves the original's optimizer alone."""
+    model, optimizer, network = sparse("rigl")
+    train(model, optimizer, 2)
+    twin = duplicate(model)
+    twin.load_state_dict(model.state_dict())
+    assert "momentum_buffer" in optimizer.state[values(network, "1")]
+    x, y = batch(2)
+    F.cross_entropy(twin(x), y).backward()
+    F.cross_entropy(model(x), y).backward()
+    assert network.weights["1"].gradient is not None
+    assert twin[1].weight_connections.gradient is None
+
+
+@pytest.mark.parametrize("order", ["network first", "optimizer first"])
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("method", METHODS)
+def test_training_goes_on_from_a_file(method: str, optimizer: Any, order: str) -> None:
+    model, its_optimizer, network = sparse(method, convnet(), optimizer)
+    train(model, its_optimizer, 5)
+    state = through_torch((network.state_dict(), its_optimizer.state_dict()), weights_only=True)
+    fresh_method = METHODS[method]()
+    fresh_method.sparsity = 0.5 if method != "granet" else 0.9  # other counts; GraNet's differ anyhow
+    fresh, fresh_optimizer, fresh_network = sparse(fresh_method, convnet(), optimizer, seed=7)
+    train(fresh, fresh_optimizer, 2)
+    assert fresh_network.nonzero != network.nonzero
+    loads = [(fresh_network, state[0]), (fresh_optimizer, state[1])]
+    for target, saved in loads if order == "network first" else reversed(loads):
+        target.load_state_dict(saved)
+    fresh_network.check()
+    fresh_method.sparsity = METHODS[method]().sparsity
+    for one, its in ((model, its_optimizer), (fresh, fresh_optimizer)):
+        train(one, its, range(5, 14))
+    assert fresh_network.step == network.step == 14
+    assert_same(contents(model, its_optimizer), contents(fresh, fresh_optimizer))
+
+
+@pytest.mark.parametrize("method", ["granet", "rigl"], ids=["other counts", "other positions"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_state_dict_loads_strictly_into_other_connections(layout: torch.memory_format, method: str) -> None:
+    model, optimizer, _ = sparse(method, convnet())
+    train(model, optimizer, 7)
+    state = through_torch(model.state_dict(), weights_only=True)
+    fresh, fresh_optimizer, network = sparse(method, convnet().to(memory_format=layout), seed=7)
+    train(fresh, fresh_optimizer, range(20, 24))
+    fresh.load_state_dict(state, strict=True)
+    x, _ = batch(0)
+    torch.testing.assert_close(fresh.eval()(x), model.eval()(x), rtol=0, atol=1e-12)
+    assert_same(dict(model.state_dict()), dict(fresh.state_dict()))
+    assert all(w.values not in fresh_optimizer.state for w in network.weights.values())  # that of others
+    network.check()
+    train(fresh.train(), fresh_optimizer)
+    network.check()
+
+
+def test_a_state_dict_can_be_assigned() -> None:
+    model, optimizer, _ = sparse("granet", convnet())
+    train(model, optimizer, 4)
+    fresh, _, _ = sparse("granet", convnet(), seed=7)
+    fresh.load_state_dict(through_torch(model.state_dict()), assign=True)
+    assert_same(dict(model.state_dict()), dict(fresh.state_dict()))
+
+
+def test_loading_a_network_leaves_the_saved_state_alone() -> None:
+    model, optimizer, network = sparse("set")
+    train(model, optimizer, 5)
+    state = copy.deepcopy(network.state_dict())
+    saved = {key: tensor.clone() for key, tensor in state["model"].items()}
+    fresh, fresh_optimizer, fresh_network = sparse("set", seed=7)
+    fresh_network.load_state_dict(state)
+    train(fresh, fresh_optimizer)
+    assert_same(saved, dict(state["model"]))
+
+
+# ---- the dense view ----
+
+
+def test_assigning_a_dense_tensor_sets_the_living_values() -> None:
+    model, _, network = sparse()
+    mask = model[1].weight.detach() != 0
+    dense = torch.arange(1.0, 721.0, dtype=torch.float64).view(20, 36)
+    model[1].weight = dense
+    assert torch.equal(model[1].weight.detach(), dense * mask)
+    assert values(network, "1").shape == (int(mask.sum()), 1)
+    with pytest.raises(st.SparsityError, match=r"\(20, 36\), not \(2, 2\)"):
+        model[1].weight = torch.zeros(2, 2)
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "nn.init": nn.init.kaiming_uniform_,
+    "copy_": lambda weight: weight.copy_(torch.zeros_like(weight)),
+    "an index": lambda weight: weight.__setitem__(0, 1.0),
+    "*=": lambda weight: weight.__imul__(2.0),
+    "+=": lambda weight: weight.__iadd__(2.0),
+    "data": lambda weight: weight.data.normal_(),
+    "data =": lambda weight: setattr(weight, "data", torch.zeros_like(weight)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_that_would_be_lost_is_refused(write: Any) -> None:
+    model, _, _ = sparse()
+    with torch.no_grad(), pytest.raises(st.SparsityError, match="would be lost"):
+        write(model[1].weight)
+
+
+def test_functional_call_takes_other_values() -> None:
+    model, _, network = sparse(model=convnet().eval())
+    doubled = {name: 2 * parameter.detach() for name, parameter in model.named_parameters()}
+    plain = network.densify()
+    expected = {name: 2 * parameter.detach() for name, parameter in plain.named_parameters()}
+    x, _ = batch(0)
+    out = torch.func.functional_call(model, doubled, (x,))
+    assert torch.equal(out, torch.func.functional_call(plain, expected, (x,)))
+    assert torch.equal(model(x), plain(x))
+
+
+# ---- torch.compile ----
+
+
+class Counting:
+    """A backend that counts the graphs it is given."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return aot_eager(graph, inputs)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiler(name: str) -> Any:
+    missing = shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang") is None
+    return pytest.param(
+        name, marks=pytest.mark.skipif(name == "inductor" and missing, reason="no C++ compiler")
+    )
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", [compiler("aot_eager"), compiler("inductor")])
+def test_compiled_outputs_and_gradients_are_those_of_eager(backend: str) -> None:
+    """The gradient of all positions too."""
+    x, y = batch(0)
+    results = []
+    for compiled in (False, True):
+        model, _, network = sparse(st.RigL(0.8, interval=1))
+        out = (torch.compile(model, backend=backend, fullgraph=True) if compiled else model)(x)
+        F.cross_entropy(out, y).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        results.append([out.detach(), *gradients, *[w.gradient for w in network.weights.values()]])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-12)
+
+
+GRAPHS = {
+    "static": 1,
+    "set": 1,
+    "rigl": 2,
+}  # growth by gradient: one for steps that collect it, one for the others
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("method, graphs", GRAPHS.items())
+def test_nothing_is_compiled_again_while_the_counts_stay(method: str, graphs: int) -> None:
+    eager, compiled = sparse(method), sparse(method)
+    train(*eager[:2])
+    backend = Counting()
+    train(torch.compile(compiled[0], backend=backend, fullgraph=True), compiled[1])
+    assert backend.graphs == graphs
+    assert_same(contents(*eager[:2]), contents(*compiled[:2]), 1e-10)
+
+
+RESIZING: dict[str, Callable[[], st.Method]] = {
+    "granet": lambda: st.GraNet(0.9, interval=1, prune_end=12),
+    "dsr": lambda: st.DSR(0.8, interval=1, threshold=0.05),
+}
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("static", [True, False], ids=["torch's default", "sizes of parameters may vary"])
+@pytest.mark.parametrize("method", RESIZING.values(), ids=RESIZING)
+def test_changing_counts_compile_right(method: Any, static: bool) -> None:
+    """By default every count is compiled anew, until dynamo gives up after eight; two settings avoid that."""
+    eager, compiled = sparse(method()), sparse(method())
+    train(*eager[:2])
+    backend = Counting()
+    settings = {"force_parameter_static_shapes": static, "force_nn_module_property_static_shapes": static}
+    with torch._dynamo.config.patch(**settings):
+        train(torch.compile(compiled[0], backend=backend, fullgraph=not static), compiled[1])
+    assert backend.graphs == (8 if static else 2)
+    assert_same(contents(*eager[:2]), contents(*compiled[:2]), 1e-10)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("zero", ["before", "between"])
+def test_a_skipped_step_is_not_a_step_when_compiled(zero: str) -> None:
+    smooth, bumpy = sparse(), sparse()
+    train(*smooth[:2])
+    train_scaled(bumpy, 2, zero=zero, forward=torch.compile(bumpy[0], backend="aot_eager"))
+    assert_same(contents(*smooth[:2]), contents(*bumpy[:2]), 1e-10)
+
+
+# ---- densify ----
+
+
+def attributes(model: nn.Module) -> list[tuple[str, type, list[str], list[int]]]:
+    """Of each module: its name, class, attributes, and how many hooks there are of each kind."""
+    return [
+        (name, type(m), sorted(vars(m)), [len(v) for k, v in sorted(vars(m).items()) if k.endswith("_hooks")])
+        for name, m in model.named_modules()
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_densify_gives_the_original_model_back(method: str) -> None:
+    original, (model, optimizer, network) = convnet(), sparse(method, convnet())
+    train(model, optimizer, 4)
+    plain = network.densify()
+    assert attributes(plain) == attributes(original)
+    assert list(plain.state_dict()) == list(original.state_dict())
+    assert all(type(p) is nn.Parameter for p in plain.parameters())
+    original.load_state_dict(plain.state_dict(), strict=True)
+    x, _ = batch(0)
+    for one in (model, plain, original):
+        one.eval()
+    assert torch.equal(plain(x), model(x)) and torch.equal(original(x), model(x))
+    assert all(
+        int((plain.get_submodule(n).weight != 0).sum()) <= w.nonzero for n, w in network.weights.items()
+    )
+
+
+def test_densify_keeps_requires_grad() -> None:
+    model = convnet()
+    model[0].requires_grad_(False)
+    _, _, network = sparse(model=model)
+    for parameter in model[3].parameters():
+        parameter.requires_grad_(False)
+    plain = network.densify()
+    frozen = {name for name, parameter in plain.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"0.weight", "0.bias", "3.weight", "3.bias"}
+
+
+@pytest.mark.parametrize("trained", ["plain", "sparse"])
+def test_densify_is_independent(trained: str) -> None:
+    model, optimizer, network = sparse("rigl", convnet())
+    train(model, optimizer, 4)
+    plain = network.densify()
+    other = model if trained == "plain" else plain
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    train(plain, sgd(plain.parameters())) if trained == "plain" else train(model, optimizer)
+    assert_same(before, dict(other.state_dict()))
+    network.check()
+
+
+def test_densify_of_a_model_in_the_middle_of_a_step() -> None:
+    """With a loss alive, gradients there and the gradient of all positions being collected."""
+    model, optimizer, network = sparse(st.RigL(0.8, interval=1))
+    x, y = batch(0)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward(retain_graph=True)
+    plain = network.densify()
+    assert torch.equal(plain(x), model(x)) and loss.grad_fn is not None
+    optimizer.step()
+    network.check()
