@@ -163,6 +163,13 @@ def test_pruned_after_each_ticket_it_is_equation_4(rule, prune, tickets, beta):
     assert_same(ours, running_average(tickets, rule, beta, prune, total))
 
 
+@pytest.mark.parametrize("rule", RULES)
+@given(tickets=some_tickets, sparsity=some.sampled_from([0.9, 0.95]))
+def test_the_first_ticket_is_pruned_too_if_it_has_more_than_the_sparsity_leaves(rule, tickets, sparsity):
+    ours = st.superpose(tickets, rule, sparsity=sparsity)
+    assert_same(ours, running_average(tickets, rule, 0.8, "global", round((1 - sparsity) * 116)))
+
+
 @given(tickets=some_tickets, sparsity=some.floats(0.3, 0.98))
 def test_the_count_follows_the_sparsity(tickets, sparsity):
     """Of 116 connections, as many as are left; never more than there are."""

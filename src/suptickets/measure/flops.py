@@ -25,7 +25,6 @@ from torch.utils.flop_counter import flop_registry
 from suptickets.plain import densified
 from suptickets.weight import SparseWeight
 
-
 _COPIES = (torch.ops.aten._to_copy, torch.ops.aten.clone)  # a weight that autocast has cast is that weight
 
 

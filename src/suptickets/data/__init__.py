@@ -1,0 +1,79 @@
+"""The data; `DATA` knows them by name. All are read into the same shape of thing, a `Data`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from suptickets.data.base import ArrayData, Data
+from suptickets.data.cifar import CIFAR10, CIFAR100, load_cifar
+from suptickets.data.digits import load_digits
+from suptickets.data.fashion_mnist import load_fashion_mnist
+from suptickets.data.folder import FolderData, load_folder
+from suptickets.data.order import EpochPlan
+from suptickets.errors import SparsityError, unknown
+
+
+@dataclass(frozen=True)
+class DataEntry:
+    """Data that can be loaded by name.
+
+    Attributes:
+        name: what they are called.
+        load: what reads them, from a folder or from where they are by default.
+        summary: one line about them.
+        needs_dir: whether the folder must be given.
+    """
+
+    name: str
+    load: Callable[[Path | None], Data]
+    summary: str
+    needs_dir: bool = False
+
+
+DATA: dict[str, DataEntry] = {
+    entry.name: entry
+    for entry in (
+        DataEntry("digits", load_digits, "1,797 handwritten digits, 8 x 8, embedded: nothing to download"),
+        DataEntry("fashion-mnist", load_fashion_mnist, "70,000 grey images of clothes, 28 x 28, 10 classes"),
+        DataEntry("cifar10", partial(load_cifar, CIFAR10), "60,000 images, 32 x 32, 10 classes"),
+        DataEntry("cifar100", partial(load_cifar, CIFAR100), "60,000 images, 32 x 32, 100 classes"),
+        DataEntry(
+            "imagenet", partial(load_folder, name="imagenet"), "ImageNet in class folders, 224 x 224", True
+        ),
+        DataEntry("folder", load_folder, "your JPEG and PNG files in class folders, 224 x 224", True),
+    )
+}
+
+
+def load_data(name: str, data_dir: Path | str | None = None, workers: int | None = None) -> Data:
+    """The data of that name.
+
+    Args:
+        name: one of `DATA`.
+        data_dir: the folder where they are, or are to be downloaded to; by default one in the user's cache.
+        workers: processes that decode image files; data in memory need none.
+    """
+    if name not in DATA:
+        raise unknown("data", name, DATA)
+    if workers is not None and workers < 0:
+        raise SparsityError(f"the number of workers must be at least 0, not {workers}")
+    data = DATA[name].load(None if data_dir is None else Path(data_dir).expanduser())
+    return replace(data, workers=workers) if isinstance(data, FolderData) and workers is not None else data
+
+
+__all__ = [
+    "DATA",
+    "ArrayData",
+    "Data",
+    "DataEntry",
+    "EpochPlan",
+    "FolderData",
+    "load_cifar",
+    "load_data",
+    "load_digits",
+    "load_fashion_mnist",
+    "load_folder",
+]

@@ -1,0 +1,243 @@
+"""Folders of images, one for each class, as ImageNet has them; decoded in worker processes.
+
+    DIR/train/CLASS/*.jpg        DIR/val/CLASS/*.jpg (or DIR/test)
+
+Workers decode and crop; what they draw depends on the seed, the epoch and the image alone, so that their
+number changes nothing but the speed. Images travel as bytes and are normalised on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from suptickets.data import transforms
+from suptickets.data.augment import Normalise
+from suptickets.data.base import Batches
+from suptickets.data.order import EpochPlan, shares, stable_seed, steps
+from suptickets.errors import SparsityError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SUFFIXES = (".jpg", ".jpeg", ".png")
+TEST_FOLDERS = ("val", "test")
+
+Sample = tuple[npt.NDArray[np.uint8], int]
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Image files and their classes, in arrays: lists of millions are copied by every worker that reads them.
+
+    Attributes:
+        paths: as bytes, sorted.
+        labels: the number of each one's class.
+    """
+
+    paths: npt.NDArray[np.bytes_]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class FolderData:
+    """Images in class folders; see `Data`.
+
+    Attributes:
+        name: what the data are called.
+        class_names: the names of the folders, sorted; a label is a place in this tuple.
+        train: files to train on.
+        test: files to test on.
+        workers: processes that decode; 0 for none but this one.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    train: Files
+    test: Files
+    workers: int = field(default_factory=lambda: min(8, os.cpu_count() or 1))
+
+    @property
+    def classes(self) -> int:
+        """Number of class folders."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        return 3, transforms.SIZE, transforms.SIZE
+
+    @property
+    def train_size(self) -> int:
+        """Number of images to train on."""
+        return len(self.train)
+
+    @property
+    def test_size(self) -> int:
+        """Number of images to test on."""
+        return len(self.test)
+
+    def steps(self, batch_size: int) -> int:
+        """Number of batches in an epoch of training, the last partial one included."""
+        return steps(self.train_size, batch_size)
+
+    def train_batches(
+        self,
+        batch_size: int,
+        seed: int,
+        epoch: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        rank: int = 0,
+        world: int = 1,
+        skip: int = 0,
+    ) -> Batches:
+        """See `Data.train_batches`."""
+        mine = shares(self.train_size, batch_size, rank, world, skip)
+        order = EpochPlan.draw(self.train_size, seed, epoch).order
+        return self._batches(
+            _TrainImages(self.train, seed, epoch), [order[s].tolist() for s in mine], device, dtype
+        )
+
+    def test_batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        rank: int = 0,
+        world: int = 1,
+    ) -> Batches:
+        """See `Data.test_batches`."""
+        mine, order = shares(self.test_size, batch_size, rank, world), range(self.test_size)
+        return self._batches(_TestImages(self.test), [list(order[s]) for s in mine], device, dtype)
+
+    def _batches(
+        self, images: Dataset[Any], batches: list[list[int]], device: torch.device | str, dtype: torch.dtype
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The loader gets a generator of its own, lest it draw a number from the global one."""
+        normalise = Normalise(MEAN, STD, device, dtype)
+        loader: DataLoader[Any] = DataLoader(
+            images,
+            batch_sampler=batches,
+            collate_fn=_collate,
+            num_workers=self.workers,
+            pin_memory=torch.device(device).type == "cuda",
+            generator=torch.Generator(),
+        )
+        for batch in loader:
+            if isinstance(batch, str):
+                raise SparsityError(batch)
+            x, y = (t.to(device, non_blocking=True) for t in batch)
+            yield normalise(x), y
+
+
+class _Images(Dataset[Any]):
+    """Decoded images; one that cannot be read gives the message instead.
+
+    (An error raised in a worker would arrive wrapped into a traceback of many lines.)
+    """
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+
+    def __getitem__(self, index: int) -> Sample | str:
+        try:
+            image = transforms.read_image(Path(os.fsdecode(self.files.paths[index])))
+        except SparsityError as error:
+            return str(error)
+        pixels = np.array(self.transform(image, index)).transpose(2, 0, 1)
+        return pixels, int(self.files.labels[index])
+
+    def transform(self, image: Image.Image, index: int) -> Image.Image:
+        """What is made of the image with this index."""
+        raise NotImplementedError
+
+
+class _TrainImages(_Images):
+    """Each image cropped and flipped by random numbers of its own."""
+
+    def __init__(self, files: Files, seed: int, epoch: int) -> None:
+        super().__init__(files)
+        self.seed, self.epoch = seed, epoch
+
+    def transform(self, image: Image.Image, index: int) -> Image.Image:
+        return transforms.random_crop(image, random.Random(stable_seed(self.seed, self.epoch, index)))
+
+
+class _TestImages(_Images):
+    """The centre of each image."""
+
+    def transform(self, image: Image.Image, index: int) -> Image.Image:
+        return transforms.centre_crop(image)
+
+
+def _collate(samples: list[Sample | str]) -> tuple[Tensor, Tensor] | str:
+    """A batch, possibly empty; or the first message."""
+    pixels = torch.empty(len(samples), 3, transforms.SIZE, transforms.SIZE, dtype=torch.uint8)
+    labels = torch.empty(len(samples), dtype=torch.int64)
+    for i, sample in enumerate(samples):
+        if isinstance(sample, str):
+            return sample
+        pixels[i], labels[i] = torch.from_numpy(sample[0]), sample[1]
+    return pixels, labels
+
+
+# ---- finding the files ----
+
+
+def load_folder(data_dir: Path | None = None, name: str = "folder") -> FolderData:
+    """The images beneath `data_dir`/train and `data_dir`/val (or test), with a folder for each class."""
+    if data_dir is None or not data_dir.is_dir():
+        given = "none was given" if data_dir is None else f"{data_dir} is not a folder"
+        raise SparsityError(
+            f"{name} needs a data directory with train/CLASS/*.jpg and val/CLASS/*.jpg: {given}"
+        )
+    train = data_dir / "train"
+    test = next((data_dir / t for t in TEST_FOLDERS if (data_dir / t).is_dir()), data_dir / TEST_FOLDERS[0])
+    classes, test_classes = _class_folders(train), _class_folders(test)
+    for extra in sorted(set(classes) ^ set(test_classes)):
+        has, lacks = (train, test) if extra in classes else (test, train)
+        raise SparsityError(
+            f"class {extra!r} is in {has} but not in {lacks}: add it there, or remove it here"
+        )
+    return FolderData(name, tuple(classes), _files(train, classes), _files(test, classes))
+
+
+def _class_folders(folder: Path) -> list[str]:
+    found = folder.is_dir() and sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+    if not found:
+        raise SparsityError(f"{folder} has no class folders: put images into {folder}/CLASS for each class")
+    return found
+
+
+def _files(folder: Path, classes: list[str]) -> Files:
+    found = [_images(folder / name) for name in classes]
+    paths = np.array([os.fsencode(path) for paths in found for path in paths])
+    return Files(paths, np.repeat(np.arange(len(classes)), [len(paths) for paths in found]))
+
+
+def _images(folder: Path) -> list[str]:
+    """All JPEG and PNG files beneath a class folder, at any depth."""
+    walk = os.walk(folder, followlinks=True)
+    paths = sorted(os.path.join(top, name) for top, _, names in walk for name in names if _is_image(name))
+    if not paths:
+        raise SparsityError(f"class folder {folder} has no images ({', '.join(SUFFIXES)}): fill or remove it")
+    return paths
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")

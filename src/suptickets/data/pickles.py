@@ -1,0 +1,84 @@
+"""Reading pickled numpy arrays without running anything that the file asks for.
+
+A pickle is a program: it may call whatever it names. The CIFAR files name three things of numpy. Here even
+those are not called: each name stands for a class below that only remembers what it is told. (To admit the
+real `numpy.ndarray` would not be safe: asked for an array of objects over given bytes, it takes the bytes for
+pointers.)
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from suptickets.data.archives import reason
+from suptickets.errors import SparsityError
+
+
+class _Dtype:
+    """Stands for `numpy.dtype`, of plain numbers: bool, int, unsigned and float."""
+
+    def __init__(self, code: Any, align: Any = False, copy: Any = True) -> None:
+        self.code, self.order = _text(code), "|"
+        if not re.fullmatch("[biuf][1248]", self.code):
+            raise pickle.UnpicklingError(f"it holds an array of {self.code!r}, which are no plain numbers")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = _text(state[1])
+
+
+class _Array:
+    """Stands for `numpy.ndarray` and the function that makes an empty one; the numbers come as a state."""
+
+    values: npt.NDArray[Any] | None = None
+
+    def __init__(self, kind: Any, shape: Any, code: Any) -> None:
+        """What is told here is replaced by the state."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, raw = state
+        numbers = np.frombuffer(raw, np.dtype(dtype.order + dtype.code))
+        self.values = numbers.reshape(shape, order="F" if fortran else "C")
+
+
+_ADMITTED = {
+    ("numpy", "dtype"): _Dtype,
+    ("numpy", "ndarray"): _Array,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the names above and no others."""
+
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
+        return _ADMITTED[module, name]
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """The dictionary in a pickle of any Python: numpy arrays, numbers, text (as bytes, by Python 2), lists.
+
+    Raises:
+        SparsityError: if the file is damaged, is no dictionary, or names anything but numpy's arrays.
+    """
+    try:
+        with path.open("rb") as file:
+            content = _Unpickler(file, encoding="bytes").load()
+        items = {_text(key): value for key, value in content.items()}
+        return {key: value.values if isinstance(value, _Array) else value for key, value in items.items()}
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise SparsityError(
+            f"{path} cannot be read ({reason(error)}): replace it by the published file"
+        ) from error
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)

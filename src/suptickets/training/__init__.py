@@ -1,0 +1,1 @@
+"""The main job: training runs with a folder that holds everything, and the freedom to stop and go on."""

@@ -1,0 +1,135 @@
+"""From settings to the things that a run is made of."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from suptickets.data import Data
+from suptickets.errors import SparsityError
+from suptickets.methods import METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
+from suptickets.models import MODELS, build_model
+from suptickets.schedules import Schedule, step_drops
+from suptickets.training.settings import Settings
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}  # of the parameters
+
+
+def precision(settings: Settings, device: torch.device) -> str:
+    """`auto` resolved."""
+    if settings.precision != "auto":
+        return settings.precision
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+def model(settings: Settings, data: Data) -> nn.Module:
+    """The network, dense, initialised from the seed."""
+    torch.manual_seed(settings.seed)
+    build = partial(_build, settings.model, data)
+    if settings.method == "small-dense":
+        return SmallDense(settings.sparsity).narrow(build)
+    return build(1.0)
+
+
+def _build(name: str, data: Data, width: float) -> nn.Module:
+    channels, size = data.shape[0], data.shape[-1]
+    if ":" not in name:
+        return build_model(name, data.classes, channels, size, width)
+    function = _imported(name)
+    known = {"classes": data.classes, "channels": channels, "size": size, "width": width}
+    accepted = inspect.signature(function).parameters
+    if width != 1 and "width" not in accepted:
+        raise SparsityError(f"{name} takes no argument `width`, so small-dense cannot narrow it")
+    built = function(**{key: value for key, value in known.items() if key in accepted})
+    if not isinstance(built, nn.Module):
+        raise SparsityError(f"{name} must return a torch.nn.Module, not {type(built).__name__}")
+    return built
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SparsityError(f"cannot import the model {name}: {error}") from error
+    return found
+
+
+def check_model(name: str) -> None:
+    """Refuse an unknown model before any data is read."""
+    if ":" in name:
+        _imported(name)
+    elif name not in MODELS:
+        build_model(name, 1)
+
+
+def method(settings: Settings, data: Data, device: torch.device) -> Method:
+    """The sparse training method."""
+    kind = METHODS[settings.method]
+    if not kind.sparse:
+        return SmallDense(settings.sparsity) if kind is SmallDense else Dense()
+    options: dict[str, Any] = {"distribution": settings.distribution}
+    steps = data.steps(settings.batch_size)
+    if issubclass(kind, SNIP):
+        options["backward"] = partial(_first_batch, settings, data, device)
+    if issubclass(kind, Dynamic):
+        options |= {
+            "interval": settings.interval,
+            "decay": settings.decay,
+            "total_steps": normal(settings, steps),
+        }
+        options |= {} if kind.name == "dsr" else {"rate": settings.rate}
+    if issubclass(kind, GraNet):
+        options["prune_end"] = max(round(settings.prune_epochs * steps), 1)
+        options |= (
+            {"initial_sparsity": min(settings.initial_sparsity, settings.sparsity)} if kind is GraNet else {}
+        )
+    return kind(settings.sparsity, **options)
+
+
+def _first_batch(settings: Settings, data: Data, device: torch.device, network: nn.Module) -> None:
+    """SNIP's sensitivity: one batch, the same in every process."""
+    dtype = DTYPES[precision(settings, device)]
+    for x, y in islice(
+        data.train_batches(settings.batch_size, settings.seed, 0, device=device, dtype=dtype), 1
+    ):
+        cross_entropy(network(x), y).backward()
+
+
+def optimizer(settings: Settings, network: nn.Module) -> torch.optim.Optimizer:
+    """SGD with momentum; weight decay on everything, as in the paper."""
+    return torch.optim.SGD(
+        network.parameters(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+def normal(settings: Settings, steps: int) -> int:
+    """Steps of the normal phase: all of them without a booster."""
+    cycles = 0 if settings.booster == "none" else settings.cycles * round(settings.cycle_epochs * steps)
+    return settings.epochs * steps - cycles
+
+
+def learning_rate(settings: Settings, steps: int) -> Schedule:
+    """The rate at each step of the normal phase: warm-up, then drops at milestones in whole epochs."""
+    epochs = normal(settings, steps) / steps
+    drops = step_drops(settings.lr, [int(fraction * epochs) * steps for fraction in settings.milestones])
+    warmup = settings.warmup_epochs * steps
+    return lambda step: drops(step) * min(step / warmup, 1.0) if warmup else drops(step)
+
+
+def loss(settings: Settings, logits: Tensor, y: Tensor) -> Tensor:
+    """Summed over the samples."""
+    return cross_entropy(
+        logits.to(torch.promote_types(logits.dtype, torch.float32)),
+        y,
+        reduction="sum",
+        label_smoothing=settings.label_smoothing,
+    )

@@ -1,0 +1,142 @@
+"""The folder of a run: `config.json`, `metrics.jsonl`, `checkpoint/`, `ticket.safetensors`, `summary.json`.
+
+Every file is written beside its place and moved there, so that a crash, a kill or a full disk leaves the last
+good one. Nothing in it is pickled code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from suptickets.errors import SparsityError
+from suptickets.training.settings import Settings, build, read_config
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on, though nothing was wrong with what was asked for."""
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Nothing is created before `begin`."""
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.ticket = self.path / "ticket.safetensors"
+        self.checkpoint = self.path / "checkpoint" / "last.pt"
+
+    def settings(self) -> Settings | None:
+        """The settings of the run that the folder holds, if it holds one."""
+        return build(read_config(self.config)) if self.config.exists() else None
+
+    def begin(self, settings: Settings, *, force: bool = False) -> None:
+        """Make the folder this run's; with `force` forget what an earlier one left."""
+        if force:
+            for path in (self.summary, self.ticket, self.checkpoint, self.metrics, self.config):
+                path.unlink(missing_ok=True)
+        old = self.settings()
+        if old is not None and settings.differences(old):
+            raise SparsityError(
+                f"{self.path} holds a run with other settings ({'; '.join(settings.differences(old))}): "
+                "choose another --out, or start over with --force"
+            )
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        write(self.config, lambda path: path.write_text(json.dumps(settings.as_dict(), indent=2) + "\n"))
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint; if that fails, the old one is still there."""
+        write(self.checkpoint, lambda path: torch.save(dict(state), path))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint, if there is one."""
+        if not self.checkpoint.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise SparsityError(
+                f"cannot read {self.checkpoint} ({reason}): start over with --force"
+            ) from error
+        return state
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Add a line to the metrics."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def forget_metrics_after(self, epoch: int) -> None:
+        """Drop lines of epochs that a run from an older checkpoint will go through again."""
+        if not self.metrics.exists():
+            return
+        kept = [line for line in self.metrics.read_text().splitlines() if _epoch(line) <= epoch]
+        write(self.metrics, lambda path: path.write_text("".join(f"{line}\n" for line in kept)))
+
+    def save_ticket(self, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """The final network, dense with exact zeros, and what is needed to use it."""
+        tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+        metadata = {"suptickets": json.dumps(about)}
+        write(self.ticket, lambda path: save_file(unshared(tensors), path, metadata))
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        """The result; a folder that has one is done."""
+        write(self.summary, lambda path: path.write_text(json.dumps(summary, indent=2) + "\n"))
+
+    def load_summary(self) -> dict[str, Any] | None:
+        """The result, if the run is done."""
+        return json.loads(self.summary.read_text()) if self.summary.exists() else None
+
+
+def write(path: Path, writer: Callable[[Path], Any]) -> None:
+    """Write beside `path`, bring it to the disk, move it into place."""
+    part = path.with_name(path.name + ".part")
+    try:
+        writer(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (OSError, RuntimeError) as error:
+        part.unlink(missing_ok=True)
+        reason = str(error).splitlines()[0]
+        raise TrainingError(f"cannot write {path} ({reason}): what was there before is unchanged") from error
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights as tensors of their own: the file format knows no sharing."""
+    seen: set[int] = set()
+    result = {}
+    for key, tensor in tensors.items():
+        shared = tensor.data_ptr() in seen
+        seen.add(tensor.data_ptr())
+        result[key] = tensor.clone() if shared else tensor
+    return result
+
+
+def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A ticket file: tensors, and what was saved about them."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("suptickets", "{}"))
+            return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
+    except Exception as error:
+        raise SparsityError(f"cannot read a ticket from {path}: {str(error).splitlines()[0]}") from error
+
+
+def _epoch(line: str) -> float:
+    """The epoch of a line of metrics; a damaged line counts as one to be dropped."""
+    try:
+        return float(json.loads(line)["epoch"])
+    except (ValueError, KeyError):
+        return float("inf")

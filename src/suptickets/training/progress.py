@@ -1,0 +1,92 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+
+class Progress:
+    """Shows an epoch at a time, on stderr."""
+
+    def __init__(self, epochs: int, *, quiet: bool = False) -> None:
+        """`quiet` shows nothing (the other processes of a distributed run)."""
+        self.epochs, self.quiet = epochs, quiet
+        self.console = Console(stderr=True)
+        self.live = (
+            Live(console=self.console, transient=True) if self.console.is_terminal and not quiet else None
+        )
+        self.began, self.first = time.monotonic(), 0
+
+    def __enter__(self) -> Progress:
+        """Start the live line, on a terminal."""
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the live line."""
+        if self.live is not None:
+            self.live.stop()
+
+    def say(self, message: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            (self.console.print if self.live else print_plain)(message)
+
+    def epoch(self, epoch: int, phase: str, lr: float, loss: float, accuracy: float, sparsity: float) -> None:
+        """After an epoch (the first is 1)."""
+        if self.quiet:
+            return
+        done = max(epoch - self.first, 1)
+        left = (time.monotonic() - self.began) / done * (self.epochs - epoch)
+        line = (
+            f"epoch {epoch}/{self.epochs}  {phase}  lr {lr:.4g}  loss {loss:.4f}  accuracy {accuracy:.2%}  "
+            f"sparsity {sparsity:.2%}  {clock(left)} left"
+        )
+        if self.live is not None:
+            self.live.update(line, refresh=True)
+        elif epoch == self.epochs or epoch % max(self.epochs // 20, 1) == 0:
+            print_plain(line)
+
+
+def print_plain(message: str) -> None:
+    """A plain line on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def result_table(summary: dict[str, object]) -> Table:
+    """The network before the cycles, every ticket, and what came of them."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "accuracy", "NLL", "ECE", "sparsity"):
+        table.add_column(name, justify="left" if not name else "right")
+    tickets = summary["tickets"]
+    assert isinstance(tickets, list)
+    rows = [("before the cycles", summary["start"])] if summary["start"] else []
+    rows += [(f"ticket {n}", ticket) for n, ticket in enumerate(tickets, 1)]
+    rows += [("superposed" if tickets else "final network", summary)]
+    for name, scores in rows:
+        assert isinstance(scores, dict)
+        sparsity = scores.get("sparsity", summary["sparsity"])
+        table.add_row(
+            name,
+            f"{scores['accuracy']:.2%}",
+            f"{scores['nll']:.4f}",
+            f"{scores['ece']:.2%}",
+            f"{sparsity:.2%}",
+        )
+    return table

@@ -1,0 +1,210 @@
+"""The settings of a run: one dataclass makes the flags, the help, `config.json` and the files that are read.
+
+A value comes from, in this order: a flag, the file given with `--config`, the recipe. Recipes are files in
+`suptickets/recipes` that name every hyper-parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from suptickets.distribution import DISTRIBUTIONS
+from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.methods import METHODS
+from suptickets.schedules import CYCLES
+from suptickets.superpose import RULES
+
+BOOSTERS = {
+    "none": "the sparse method alone",
+    "sup-tickets": "superpose the cheap tickets of the last cycles into one network",
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "method": tuple(METHODS),
+    "distribution": tuple(DISTRIBUTIONS),
+    "booster": tuple(BOOSTERS),
+    "rule": tuple(RULES),
+    "prune": ("global", "layer"),
+    "prune_when": ("each", "end"),
+    "batch_norm": ("average", "recompute"),
+    "explore_at": ("start", "end"),
+    "schedule": tuple(CYCLES),
+    "decay": ("constant", "cosine"),
+    "precision": ("auto", "fp32", "bf16", "fp64"),
+}
+_PLACE = ("data_dir", "workers")  # where things are, not what is done: no part of a run's identity
+
+
+def option(text: str, default: Any = dataclasses.MISSING) -> Any:
+    """A setting with its help text; without a default the recipe must give it."""
+    return field(default=default, metadata={"help": text}, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what a run computes."""
+
+    data: str = option("data set: see `suptickets list data`")
+    data_dir: str | None = option("folder with the data set's published files", None)
+    model: str = option("model, see `suptickets list models`, or package.module:function")
+    method: str = option("sparse training method: see `suptickets list methods`", "rigl")
+    sparsity: float = option("fraction of the weights that are zero", 0.9)
+    distribution: str = option("how connections are spread over the layers: erk, er, uniform", "erk")
+    booster: str = option(
+        "what the last part of the training is used for: see `suptickets list boosters`", "sup-tickets"
+    )
+    recipe: str = option("hyper-parameters: see `suptickets list recipes`", "digits")
+    epochs: int = option("passes over the training data")
+    batch_size: int = option("samples per step, over all processes")
+    lr: float = option("learning rate at the start")
+    momentum: float = option("momentum of SGD")
+    weight_decay: float = option("weight decay")
+    label_smoothing: float = option("label smoothing")
+    warmup_epochs: float = option("epochs of linear warm-up of the learning rate")
+    milestones: tuple[float, ...] = option(
+        "fractions of the normal phase after which the rate is divided by 10"
+    )
+    interval: int = option("steps between two changes of connections")
+    rate: float = option("share of the connections that a change prunes and grows")
+    decay: str = option("how that share changes: constant, cosine")
+    initial_sparsity: float = option("sparsity at which GraNet starts")
+    prune_epochs: float = option("epochs after which GraNet and GMP reach their sparsity")
+    cycles: int = option("number of cycles, so of tickets")
+    cycle_epochs: float = option("epochs of a cycle")
+    lr_low: float = option("lowest learning rate of a cycle")
+    lr_high: float = option("highest learning rate of a cycle")
+    schedule: str = option("shape of a cycle: triangle, swa, fge")
+    explore_rate: float = option("share of the connections that the exploration of a cycle prunes and grows")
+    explore_at: str = option("when a cycle explores: start, end")
+    include_start: bool = option("take the network before the cycles as a ticket too")
+    rule: str = option("how tickets are averaged: cia, caa, cima")
+    beta: float = option("weight of the old average in cima")
+    prune: str = option("how the average is pruned: global, layer")
+    prune_when: str = option("when the average is pruned: each, end")
+    batch_norm: str = option("batch-norm statistics of the average: average, recompute")
+    seed: int = option("seed of everything random", 1)
+    device: str = option("cpu, cuda or auto", "auto")
+    precision: str = option("fp32, bf16, fp64, or auto: bf16 on a GPU, fp32 elsewhere", "auto")
+    compile: bool = option("compile the model", False)
+    evaluate_every: int = option("epochs between two evaluations on the test data (0: only at the end)", 0)
+    workers: int = option("worker processes that decode images", 2)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, before anything is built."""
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise unknown(name.replace("_", "-"), getattr(self, name), known)
+        fraction("sparsity", self.sparsity)
+        for name in ("epochs", "batch_size", "interval", "cycles"):
+            if getattr(self, name) < 1:
+                raise SparsityError(f"{flag(name)} must be at least 1, not {getattr(self, name)}")
+        if self.booster != "none" and self.cycles * self.cycle_epochs >= self.epochs:
+            needed = int(self.cycles * self.cycle_epochs) + 1
+            raise SparsityError(
+                f"{self.epochs} epochs are too few for {self.cycles} cycles of {self.cycle_epochs:g}: use at "
+                f"least {needed} epochs, fewer cycles, or --booster none"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `config.json`."""
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(self).items()}
+
+    def identity(self) -> str:
+        """A short hash; runs with the same settings find the same folder by it."""
+        kept = {key: value for key, value in self.as_dict().items() if key not in _PLACE}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
+
+    def differences(self, other: Settings) -> list[str]:
+        """`name: other -> self` for each setting that differs and matters."""
+        ours, theirs = self.as_dict(), other.as_dict()
+        return [
+            f"{key}: {theirs[key]} -> {ours[key]}"
+            for key in ours
+            if key not in _PLACE and ours[key] != theirs[key]
+        ]
+
+
+def flag(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def recipes() -> dict[str, dict[str, Any]]:
+    """All recipes: name -> summary and settings."""
+    folder = files("suptickets") / "recipes"
+    return {
+        path.name.removesuffix(".json"): json.loads(path.read_text())
+        for path in sorted(folder.iterdir(), key=lambda p: p.name)
+        if path.name.endswith(".json")
+    }
+
+
+def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Settings:
+    """Settings from flags, over a file, over a recipe."""
+    given = {**(read_config(config) if config else {}), **flags}
+    known = recipes()
+    name = given.get("recipe") or _recipe_for(given.get("data", "digits"))
+    if name not in known:
+        raise unknown("recipe", name, known)
+    recipe = {key: value for key, value in known[name].items() if key != "summary"}
+    return build({**recipe, **given, "recipe": name})
+
+
+def _recipe_for(data: str) -> str:
+    """The recipe that suits a data set when none is named."""
+    return {"cifar10": "paper-cifar", "cifar100": "paper-cifar", "imagenet": "paper-imagenet"}.get(
+        data, "digits"
+    )
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Settings from a YAML or JSON file, such as a run's `config.json`."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise SparsityError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        if str(path).endswith((".yaml", ".yml")):
+            import yaml
+
+            values = yaml.safe_load(text)
+        else:
+            values = json.loads(text)
+    except Exception as error:
+        raise SparsityError(f"{path} is no valid YAML or JSON: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, dict):
+        raise SparsityError(f"{path} must hold names and values of settings")
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
+
+
+def build(values: Mapping[str, Any]) -> Settings:
+    """Settings from names and values, each checked against its type."""
+    hints = get_type_hints(Settings)
+    for name in values:
+        if name not in hints:
+            nearest = difflib.get_close_matches(name, hints, n=1)
+            hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+            raise SparsityError(f"there is no setting {name!r}{hint}")
+    return Settings(**{name: _typed(name, value, hints[name]) for name, value in values.items()})
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type that the setting has."""
+    if get_origin(hint) is types.UnionType:
+        return None if value is None else _typed(name, value, get_args(hint)[0])
+    if get_origin(hint) is tuple:
+        values = value if isinstance(value, list | tuple) else [value]
+        return tuple(_typed(name, one, float) for one in values)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise SparsityError(f"{name} must be of type {hint.__name__}, not {value!r}")
+    return value
