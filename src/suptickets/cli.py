@@ -18,24 +18,33 @@ from rich.table import Table
 
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, unknown
 from suptickets.measure.flops import flops
 from suptickets.methods import METHODS, Static
 from suptickets.models import MODELS, build_model
 from suptickets.sparsify import sparsify
 from suptickets.training.evaluate import evaluate
 from suptickets.training.folder import RunFolder, TrainingError
+from suptickets.training.processes import disconnect, is_main
 from suptickets.training.progress import print_plain, result_table
 from suptickets.training.settings import BOOSTERS, Settings, flag, recipes, resolve
 from suptickets.training.train import train, train_seeds
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Says what is wrong in one line; names are given in full."""
+
+    def __init__(self, **options: Any) -> None:
+        """As argparse does."""
+        super().__init__(**{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         """Bad input."""
         raise SparsityError(f"{message} (see {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise unknown((action.metavar or action.dest).lower(), value, action.choices)  # type: ignore[union-attr]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """All arguments must be known; the nearest one is named."""
@@ -101,6 +110,8 @@ def _train_parser(command: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {f.name: getattr(arguments, f.name) for f in fields(Settings) if hasattr(arguments, f.name)}
     config, out = arguments.config, arguments.out
+    if arguments.resume is not None and (config or out or arguments.seeds != 1):
+        raise SparsityError("--resume takes the settings from its folder: leave out --config, --out, --seeds")
     if arguments.resume is not None:
         folder = RunFolder(arguments.resume)
         if folder.settings() is None:
@@ -118,6 +129,10 @@ def _show_train(result: dict[str, Any], console: Console) -> None:
     for summary in result.get("runs", [result]):
         console.print(result_table(summary))
         console.print(f"everything is in {summary['run']}", highlight=False, soft_wrap=True)
+    if "mean" in result:
+        mean, deviation = result["mean"], result["deviation"]
+        scores = (f"{key} {mean[key]:.4f} ({deviation[key]:.4f})" for key in mean)
+        console.print(f"mean (deviation) of the seeds: {', '.join(scores)}", highlight=False, soft_wrap=True)
 
 
 def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -190,13 +205,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = parser().parse_args(arguments)
         result = parsed.run(parsed)
-    except SparsityError as error:
-        print_plain(f"suptickets: {error}")
-        return 2
-    except TrainingError as error:
-        print_plain(f"suptickets: {error}")
-        return 1
-    if result is None:
+    except (SparsityError, TrainingError, KeyboardInterrupt) as error:
+        if is_main():
+            print_plain(f"suptickets: {str(error) or 'stopped'}")
+        return 2 if isinstance(error, SparsityError) else 1
+    finally:
+        disconnect()
+    if not is_main():
         return 0
     if parsed.json:
         print(json.dumps(result))

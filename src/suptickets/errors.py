@@ -19,6 +19,11 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> SparsityError:
     return SparsityError(f"unknown {kind} {name!r}: {hint}")
 
 
+def reason(error: BaseException) -> str:
+    """The first line of somebody else's error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def fraction(name: str, value: object, *, zero: bool = True, one: bool = False) -> float:
     """`value` as a float between 0 and 1, or a `SparsityError`; a percentage gets a suggestion."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from suptickets.booster import Booster
 from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
 from suptickets.errors import SparsityError, fraction, unknown
@@ -30,22 +31,6 @@ if TYPE_CHECKING:
     from suptickets.methods.base import Method
 
 FORMAT = 1
-
-
-class Booster(Protocol):
-    """What takes over the last part of a training run (`SupTickets`)."""
-
-    def needs_gradient(self, step: int) -> bool:
-        """Whether step number `step` needs the gradient of all positions."""
-
-    def before_step(self) -> None:
-        """Called before every step of the optimizer."""
-
-    def put_back(self) -> None:
-        """Called when the optimizer's step is over, done or skipped: leave no trace in the optimizer."""
-
-    def after_step(self) -> bool:
-        """Called after every step that was done; True if the method is to keep still."""
 
 
 class SparseNetwork:
@@ -249,11 +234,15 @@ class SparseNetwork:
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
-        booster = self.booster is not None and self.booster.needs_gradient(self.step + 1)
-        if booster or self.method.needs_gradient(self.step + 1):
+        step, booster, method = self.step + 1, self.booster, self.method
+        needed = method.observes or (method.needs_gradient(step) and not self._held_off(step))
+        if needed or (booster is not None and booster.needs_gradient(step)):
             self.collection.start()
         elif not self._held:
             self.collection.stop()
+
+    def _held_off(self, step: int) -> bool:
+        return self.booster is not None and self.booster.holds(step)
 
     def _before_forward(self) -> None:
         if dist.is_available() and dist.is_initialized():
@@ -322,8 +311,10 @@ class SparseNetwork:
             return
         self.step += 1
         self.method.observe(self)
-        if self.booster is None or not self.booster.after_step():
+        if not self._held_off(self.step):
             self.method.update(self, self.step)
+        if self.booster is not None:
+            self.booster.after_step()
         self.prepare()
 
     def _skipped(self) -> bool:

@@ -129,6 +129,11 @@ class Ranks:
         for tensor in tensors:
             dist.all_reduce(tensor.div_(dist.get_world_size(group)), group=group)
 
+    @torch.no_grad()
+    def of_rank_0(self, tensor: Tensor) -> Tensor:
+        """What rank 0 has in the place of `tensor`, which is not changed."""
+        return self._broadcast(tensor.clone()) if self.active else tensor
+
     def agree(self) -> bool:
         """Whether all ranks hold the same connections and values, bit for bit."""
         if not self.active or not self.weights:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from suptickets.criteria import strongest
 from suptickets.distribution import apportion
-from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.errors import SparsityError, fraction, reason, unknown
 from suptickets.weight import SUFFIX
 
 RULES = {
@@ -71,13 +71,18 @@ class Ticket:
     @staticmethod
     def of_dense(state: Mapping[str, Tensor], layers: Iterable[str]) -> Ticket:
         """From the state dict of a plain model: in the named weights, zeros are inactive connections."""
-        shapes = {key: state[key].shape for key in layers}
-        sparse = {}
-        for key in shapes:
+        first: dict[tuple[int, torch.Size], str] = {}
+        sparse, aliases = {}, {}
+        for key in layers:
+            place = (state[key].data_ptr(), state[key].shape)
+            if first.setdefault(place, key) != key:
+                aliases[key] = first[place]
+                continue
             flat = state[key].detach().reshape(-1)
             rows = flat.nonzero().reshape(-1)
             sparse[key] = Connections(rows, flat[rows])
-        return Ticket(shapes, sparse, {key: value for key, value in state.items() if key not in shapes})
+        dense = {key: value for key, value in state.items() if key not in sparse and key not in aliases}
+        return Ticket({key: state[key].shape for key in sparse}, sparse, dense, aliases)
 
     def counts(self) -> dict[str, int]:
         """Living connections of each sparse weight."""
@@ -262,6 +267,11 @@ def _same(ours: Ticket, theirs: Ticket) -> None:
     ]
     if differing:
         raise SparsityError(f"the tickets differ in names or shapes: {', '.join(differing)}")
+    disputed = sorted(ours.sparse.keys() ^ theirs.sparse.keys())
+    if disputed:
+        raise SparsityError(
+            f"sparse in one ticket, dense in another: {', '.join(disputed)} (say which: layers=)"
+        )
 
 
 def _shape(shapes: Mapping[str, torch.Size | None], key: str) -> str:
@@ -294,7 +304,7 @@ def superpose(
     superposition = Superposition(rule, beta, prune, prune_when)
     chosen = None if layers is None else list(layers)
     for item in tickets:
-        ticket = _ticket(item, chosen)
+        ticket = _ticket(item, chosen, superposition.average)
         if superposition.average is None and sparsity is not None:
             size = sum(math.prod(shape) for shape in ticket.shapes.values())
             superposition.total = round((1 - fraction("sparsity", sparsity)) * size)
@@ -304,15 +314,24 @@ def superpose(
     return superposition.result().state_dict()
 
 
-def _ticket(item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None) -> Ticket:
+def _ticket(
+    item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None, first: Ticket | None
+) -> Ticket:
+    """A ticket from whatever it is; its sparse weights are those of the first one, unless `layers` says."""
     state = item if isinstance(item, Mapping) else _load(item)
     if {"model", "shapes"} <= set(state):
         return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
     if layers is None:
-        layers = [key for key, value in state.items() if _is_weight(value)]
+        left_dense = {} if first is None else first.dense
+        layers = [key for key, value in state.items() if _is_weight(value) and key not in left_dense]
     missing = [key for key in layers if key not in state]
     if missing:
         raise SparsityError(f"a ticket has no {', '.join(missing)}")
+    if not layers:
+        nested = [key for key, value in state.items() if isinstance(value, Mapping)]
+        raise SparsityError(
+            f"a ticket has no weights: give the state dict itself (in it: {', '.join(nested)})"
+        )
     return Ticket.of_dense(state, layers)
 
 
@@ -329,7 +348,7 @@ def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise SparsityError(f"cannot read a ticket from {path}: {str(error).splitlines()[0]}") from error
+        raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
     if not isinstance(state, Mapping):
         raise SparsityError(f"cannot read a ticket from {path}: it holds no state dict")
     return state

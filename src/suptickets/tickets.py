@@ -122,6 +122,10 @@ class SupTickets:
             raise SparsityError("there are no batch-norm statistics to average: set track_running_stats=True")
         if self.batch_norm == "recompute" and not batch_norms(self.network.model):
             raise SparsityError("the model has no batch norm to recompute: use batch_norm='average'")
+        if any(grow == "momentum" for _, grow in self.criteria or ()) and not self.network.method.observes:
+            raise SparsityError(
+                "growing by momentum needs the momentum of all positions: use the method SNFS"
+            )
         if self.network.booster is not None:
             raise SparsityError("the network has its SupTickets already")
 
@@ -194,24 +198,28 @@ class SupTickets:
             group["lr"] = _written(group["lr"], rate)
         self._users = None
 
-    def after_step(self) -> bool:
-        """Collect at the end of a cycle; explore once a cycle. True inside the cycles."""
-        step = self.network.step
+    def holds(self, step: int) -> bool:
+        """Inside the cycles, the method makes no updates of its own."""
+        return self.phase(step) is not None
+
+    def after_step(self) -> None:
+        """Collect at the end of a cycle, explore once a cycle."""
+        step, phase = self.network.step, self.phase(self.network.step)
         if self.include_start and step == self.start:
             self.collect()
-        phase = self.phase(step)
-        if phase is None:
-            return False
-        if phase[1] == self.cycle.collected_at(self.cycle_steps):
+        if phase is not None and phase[1] == self.cycle.collected_at(self.cycle_steps):
             self.collect()
         criteria = self._exploration(step)
         if criteria is not None and self.network.explore(self.rate, *criteria):
             self.explored.append(step)
-        return True
 
     def collect(self) -> None:
         """Take the network as it is now as a ticket; nothing of it is touched."""
-        ticket = Ticket.of(self.network.model.state_dict(), **keys(self.network.model))
+        model, ranks = self.network.model, self.network.ranks
+        ticket = Ticket.of(model.state_dict(), **keys(model))
+        for name, _ in model.named_buffers():  # batch-norm statistics differ between ranks
+            if isinstance(ticket.dense.get(name), Tensor):
+                ticket.dense[name] = ranks.of_rank_0(ticket.dense[name])
         self.superposition.add(ticket)
         self.collected.append(self.network.step)
         if self.keep:
@@ -304,7 +312,8 @@ def _one_of(option: str, value: str) -> str:
 
 
 def _rates(lr: tuple[float, float]) -> tuple[float, float]:
-    low, high = lr
+    numbers = isinstance(lr, tuple | list) and all(isinstance(rate, int | float) for rate in lr)
+    low, high = lr if numbers and len(lr) == 2 else (1, 0)
     if not 0 <= low <= high < float("inf"):
         raise SparsityError(f"lr must be (low, high) with 0 <= low <= high, not {lr!r}")
     return low, high

@@ -15,23 +15,24 @@ from suptickets.measure.flops import Flops
 class TrainingCost:
     """Adds up steps; falling densities (GraNet) and dense gradients are seen as they come."""
 
-    def __init__(self, flops: Flops) -> None:
-        """`flops` of a forward pass, with those of each layer."""
-        self.flops = flops
+    def __init__(self, flops: Flops, layers: Mapping[str, Layer]) -> None:
+        """`flops` of a forward pass; `layers` of the network, whose living connections are counted."""
+        counted = {name: layer for name, layer in layers.items() if name in flops.layers}
+        self._prices = [(flops.layers[name].dense / layer.size, layer) for name, layer in counted.items()]
+        self._rest = flops.dense - sum(flops.layers[name].dense for name in counted)
+        self.dense = flops.dense
         self.steps = 0
         self.spent = 0.0
 
-    def forward(self, layers: Mapping[str, Layer]) -> float:
-        """A forward pass with the living connections of `layers`, as a share of the dense one."""
-        layers_flops = self.flops.layers
-        saved = sum(
-            layers_flops[n].dense * layer.sparsity for n, layer in layers.items() if n in layers_flops
-        )
-        return 1 - saved / self.flops.dense
+    def forward(self) -> float:
+        """A forward pass with the connections that live now, as a share of the dense one."""
+        if not self.dense:
+            return 1.0
+        return (self._rest + sum(price * layer.nonzero for price, layer in self._prices)) / self.dense
 
-    def step(self, layers: Mapping[str, Layer], *, dense_gradient: bool) -> None:
+    def step(self, *, dense_gradient: bool) -> None:
         """One training step."""
-        sparse = self.forward(layers)
+        sparse = self.forward()
         self.spent += (2 * sparse + 1) / 3 if dense_gradient else sparse
         self.steps += 1
 

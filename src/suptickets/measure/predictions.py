@@ -1,8 +1,9 @@
 """Accuracy, negative log-likelihood and calibration of predictions, over as many batches as there are.
 
 Accuracy is the share of samples whose most probable class is right. NLL is the mean over all samples, not
-over batches. ECE (expected calibration error) sorts the samples into 15 bins of equal width by the probability
-of the predicted class and averages |accuracy - confidence| over the bins, weighted by their samples.
+over batches. ECE (expected calibration error) sorts the samples into 15 bins of equal width by the
+probability of the predicted class and averages |accuracy - confidence| over the bins, weighted by their
+samples.
 """
 
 from __future__ import annotations

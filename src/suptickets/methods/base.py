@@ -26,6 +26,7 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     sparse: ClassVar[bool] = True  # whether weights are stored sparse at all
+    observes: ClassVar[bool] = False  # whether it needs the gradient of all positions at every step
     prune: ClassVar[str] = "magnitude"  # the criteria of an exploration; static methods borrow RigL's
     grow: ClassVar[str] = "gradient"
 

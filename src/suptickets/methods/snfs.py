@@ -28,6 +28,7 @@ class SNFS(Dynamic):
     name: ClassVar[str] = "snfs"
     summary: ClassVar[str] = "grow by momentum, layer counts by mean momentum (keeps a dense momentum)"
     grow: ClassVar[str] = "momentum"
+    observes: ClassVar[bool] = True
 
     _: KW_ONLY
     momentum: float = 0.9
@@ -36,10 +37,6 @@ class SNFS(Dynamic):
         """Refuse what cannot be."""
         super().__post_init__()
         fraction("momentum", self.momentum)
-
-    def needs_gradient(self, step: int) -> bool:
-        """Every step adds to the momentum."""
-        return True
 
     @torch.no_grad()
     def observe(self, network: SparseNetwork) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
+import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -56,6 +59,8 @@ def _build(name: str, data: Data, width: float) -> nn.Module:
 
 def _imported(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
@@ -92,7 +97,20 @@ def method(settings: Settings, data: Data, device: torch.device) -> Method:
         options |= (
             {"initial_sparsity": min(settings.initial_sparsity, settings.sparsity)} if kind is GraNet else {}
         )
-    return kind(settings.sparsity, **options)
+    built = kind(settings.sparsity, **options)
+    _check_ready(settings, built, steps)
+    return built
+
+
+def _check_ready(settings: Settings, built: Method, steps: int) -> None:
+    """Refuse a schedule of pruning that the normal phase is too short for."""
+    there, needed = normal(settings, steps), built.ready
+    if needed > there:
+        raise SparsityError(
+            f"{built.name} reaches its sparsity after {needed / steps:.4g} epochs, but has "
+            f"{there / steps:.4g}: use a lower --prune-epochs (or --interval), or at least "
+            f"{settings.epochs + math.ceil((needed - there) / steps)} --epochs"
+        )
 
 
 def _first_batch(settings: Settings, data: Data, device: torch.device, network: nn.Module) -> None:

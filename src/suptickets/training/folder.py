@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from suptickets.errors import SparsityError
-from suptickets.training.settings import Settings, build, read_config
+from suptickets.training.settings import Settings, build, read_config, read_mapping
 
 
 class TrainingError(RuntimeError):
@@ -41,18 +42,28 @@ class RunFolder:
         """The settings of the run that the folder holds, if it holds one."""
         return build(read_config(self.config)) if self.config.exists() else None
 
+    def look(self, settings: Settings, *, force: bool = False) -> dict[str, Any] | None:
+        """The result of this run, if it is done; refuses a folder that holds another run."""
+        if force:
+            return None
+        old = self.settings()
+        differences = [] if old is None else settings.differences(old)
+        if differences:
+            raise SparsityError(
+                f"{self.path} holds a run with other settings ({'; '.join(differences)}): choose another "
+                "--out, or start over with --force"
+            )
+        return self.load_summary()
+
     def begin(self, settings: Settings, *, force: bool = False) -> None:
         """Make the folder this run's; with `force` forget what an earlier one left."""
+        try:
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SparsityError(f"cannot make the folder {self.path}: {error.strerror}") from error
         if force:
             for path in (self.summary, self.ticket, self.checkpoint, self.metrics, self.config):
                 path.unlink(missing_ok=True)
-        old = self.settings()
-        if old is not None and settings.differences(old):
-            raise SparsityError(
-                f"{self.path} holds a run with other settings ({'; '.join(settings.differences(old))}): "
-                "choose another --out, or start over with --force"
-            )
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         write(self.config, lambda path: path.write_text(json.dumps(settings.as_dict(), indent=2) + "\n"))
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -66,7 +77,8 @@ class RunFolder:
         try:
             state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as error:
-            reason = str(error).splitlines()[0]
+            code = isinstance(error, pickle.UnpicklingError)
+            reason = "it is damaged, or holds more than tensors and plain values" if code else _line(error)
             raise SparsityError(
                 f"cannot read {self.checkpoint} ({reason}): start over with --force"
             ) from error
@@ -74,8 +86,11 @@ class RunFolder:
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Add a line to the metrics."""
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise TrainingError(f"cannot write {self.metrics} ({error.strerror})") from error
 
     def forget_metrics_after(self, epoch: int) -> None:
         """Drop lines of epochs that a run from an older checkpoint will go through again."""
@@ -96,7 +111,7 @@ class RunFolder:
 
     def load_summary(self) -> dict[str, Any] | None:
         """The result, if the run is done."""
-        return json.loads(self.summary.read_text()) if self.summary.exists() else None
+        return read_mapping(self.summary) if self.summary.exists() else None
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
@@ -107,10 +122,11 @@ def write(path: Path, writer: Callable[[Path], Any]) -> None:
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         part.unlink(missing_ok=True)
-        reason = str(error).splitlines()[0]
-        raise TrainingError(f"cannot write {path} ({reason}): what was there before is unchanged") from error
+        raise TrainingError(
+            f"cannot write {path} ({_line(error)}): what was there before is unchanged"
+        ) from error
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,12 +147,17 @@ def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             about = json.loads((file.metadata() or {}).get("suptickets", "{}"))
             return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
     except Exception as error:
-        raise SparsityError(f"cannot read a ticket from {path}: {str(error).splitlines()[0]}") from error
+        raise SparsityError(f"cannot read a ticket from {path}: {_line(error)}") from error
 
 
 def _epoch(line: str) -> float:
     """The epoch of a line of metrics; a damaged line counts as one to be dropped."""
     try:
         return float(json.loads(line)["epoch"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error) or type(error).__name__).splitlines()[0]

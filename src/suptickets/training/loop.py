@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from suptickets.data import Data
+from suptickets.data.order import stable_seed
+from suptickets.errors import SparsityError
 from suptickets.measure.cost import TrainingCost
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Scores, Tally
@@ -21,16 +21,26 @@ from suptickets.sparsify import sparsify
 from suptickets.tickets import SupTickets, epochs_to_steps
 from suptickets.training import build
 from suptickets.training.folder import RunFolder, TrainingError
+from suptickets.training.loggers import Logger
 from suptickets.training.processes import Processes
 from suptickets.training.progress import Progress
 from suptickets.training.settings import Settings
+from suptickets.training.stop import Interrupted, asked_to_stop
 
 TEST_BATCH = 1000
-CHECKPOINT_SECONDS = 60.0
+SAVE, STOP = 1, 2
 
 
-class Interrupted(TrainingError):
-    """The run was asked to stop, and has written a checkpoint."""
+class ScoredTickets(SupTickets):
+    """Sup-tickets that tell when one is collected, before anything explores on."""
+
+    told: Callable[[], None] | None = None
+
+    def collect(self) -> None:
+        """Take the network as a ticket."""
+        super().collect()
+        if self.told is not None:
+            self.told()
 
 
 class Trainer:
@@ -52,20 +62,19 @@ class Trainer:
         self.network = sparsify(self.model, method, self.optimizer, seed=settings.seed)
         self.tickets = self._tickets()
         self.rate = build.learning_rate(settings, self.steps)
-        example = torch.zeros(1, *data.shape, device=device, dtype=self.dtype)
-        self.cost = TrainingCost(flops(self.model, example))
+        self.cost = TrainingCost(flops(self.model, self._example()), self.network.layers)
         self.forward = self._wrapped()
-        self.meter = torch.zeros(
-            4, dtype=torch.float64, device=device
-        )  # loss, right, samples, first bad step
+        self.meter = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: see `_count`
         self.start: Scores | None = None
         self.scores: list[Scores] = []
+        self.saved: int | None = None  # the step of the last checkpoint
+        torch.manual_seed(stable_seed(settings.seed, processes.rank))  # what dropout and the like draw from
 
-    def _tickets(self) -> SupTickets | None:
+    def _tickets(self) -> ScoredTickets | None:
         s = self.settings
         if s.booster == "none":
             return None
-        return SupTickets(
+        tickets = ScoredTickets(
             self.network,
             s.epochs * self.steps,
             epochs_to_steps(s.cycle_epochs, self.steps),
@@ -81,63 +90,79 @@ class Trainer:
             include_start=s.include_start,
             schedule=s.schedule,
         )
+        tickets.told = self._score_ticket
+        return tickets
 
     def _wrapped(self) -> nn.Module:
         if self.settings.compile:
             self.model.compile()
         return DistributedDataParallel(self.model) if self.processes.world > 1 else self.model
 
+    def _example(self) -> Tensor:
+        return torch.zeros(1, *self.data.shape, device=self.processes.device, dtype=self.dtype)
+
     # ---- one step ----
 
-    def step(self, x: Tensor, y: Tensor, total: int) -> None:
-        """Forward, backward, optimizer; `total` is the number of samples over all processes."""
-        number = self.network.step + 1
-        dense = any(weight.canvas is not None for weight in self.network.weights.values())
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """Forward, backward, optimizer, on this process's share of the batch."""
+        rate = self.rate(self.network.step + 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(number)
+            group["lr"] = rate
+        dense = any(weight.canvas is not None for weight in self.network.weights.values())
+        self.cost.step(dense_gradient=dense)
+        weight = self._weight()
         self.optimizer.zero_grad()
         with self.autocast():
             logits = self.forward(x)
         loss = build.loss(self.settings, logits, y)
-        (
-            loss * (self.processes.world / total)
-        ).backward()  # so that the mean over processes is that over samples
+        loss.backward(weight)
         self.optimizer.step()
-        self.cost.step(self.network.layers, dense_gradient=dense)
-        with torch.no_grad():
-            self.meter[0] += loss
-            self.meter[1] += (logits.argmax(1) == y).sum()
-            self.meter[2] += len(y)
-            bad = torch.where(torch.isfinite(loss), torch.inf, float(number)).double()
-            self.meter[3] = torch.where(self.meter[3] == 0, torch.inf, self.meter[3]).minimum(bad)
+        self._count(loss, logits, y)
 
-    def autocast(self) -> torch.autocast:
+    def _weight(self) -> Tensor:
+        """Of a sample, so that the mean over processes is that over all samples of the batch."""
+        size, place = self.settings.batch_size, self.network.step % self.steps
+        total = min(size, self.data.train_size - place * size)
+        return torch.tensor(self.processes.world / total, dtype=self.dtype, device=self.processes.device)
+
+    @torch.no_grad()
+    def _count(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
+        """Add to the epoch's meter: loss, right predictions, steps with a finite loss; waits for nothing."""
+        right = (logits.argmax(1) == y).sum()
+        self.meter += torch.stack((loss.double(), right.double(), torch.isfinite(loss).double()))
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
         """bf16 where it is asked for."""
-        return torch.autocast(self.processes.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        if self.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.processes.device.type, torch.bfloat16)
 
     # ---- the whole way ----
 
-    def run(self, folder: RunFolder, progress: Progress) -> dict[str, Any]:
+    def run(self, folder: RunFolder, progress: Progress, log: Logger) -> dict[str, Any]:
         """Train to the end, from the last checkpoint if there is one; returns the summary."""
-        began = time.monotonic() - self._resume(folder)
-        progress.first = self.network.step // self.steps
-        saved = time.monotonic()
+        self.began = time.monotonic() - self._resume(folder)
+        self.last_save = time.monotonic()
+        progress.first = self.network.step / self.steps
         with asked_to_stop() as stop:
-            while self.network.step < self.settings.epochs * self.steps:
-                epoch = self.network.step // self.steps
-                self._epoch(epoch, folder, stop, began)
-                self._end_epoch(epoch, folder, progress)
-                if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                    self._save(folder, began)
-                    saved = time.monotonic()
-            return self._finish(folder, began)
+            for epoch in range(self.network.step // self.steps, self.settings.epochs):
+                for x, y in self._batches(epoch):
+                    self.step(x, y)
+                    if self.tickets is not None and self.network.step == self.tickets.start:
+                        self.start = self.evaluate(self.model)
+                    if self.network.step % self.steps == 0:
+                        self._end_epoch(folder, progress, log)
+                    elif progress.due():
+                        self._show(progress, self._line(self.meter))
+                    self._pause(folder, stop)
+            return self._finish(folder)
 
-    def _epoch(self, epoch: int, folder: RunFolder, stop: list[int], began: float) -> None:
-        s, p = self.settings, self.processes
-        done = self.network.step - epoch * self.steps
+    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        s, p, done = self.settings, self.processes, self.network.step - epoch * self.steps
         if done == 0:
             self.meter.zero_()
-        batches = self.data.train_batches(
+        self.model.train()
+        return self.data.train_batches(
             s.batch_size,
             s.seed,
             epoch,
@@ -147,48 +172,55 @@ class Trainer:
             world=p.world,
             skip=done,
         )
-        self.model.train()
-        for x, y in batches:
-            self.step(x, y, self._total(done))
-            done += 1
-            self._score()
-            if p.any(bool(stop)) if p.world > 1 else stop:
-                self._save(folder, began)
-                raise Interrupted(f"stopped after step {self.network.step}: run the same command to go on")
 
-    def _total(self, batch: int) -> int:
-        """Samples in that batch of an epoch, over all processes."""
-        size = self.settings.batch_size
-        return min(size, self.data.train_size - batch * size)
-
-    def _score(self) -> None:
-        """Evaluate the network before the cycles, and each ticket when it is collected."""
-        if self.tickets is None:
-            return
-        if self.network.step == self.tickets.start:
-            self.start = self.evaluate(self.model)
-        if self.tickets.collected and self.tickets.collected[-1] == self.network.step > self.tickets.start:
+    def _score_ticket(self) -> None:
+        """Evaluate a ticket when it is collected."""
+        if self.tickets is not None and self.network.step > self.tickets.start:
             self.scores.append(self.evaluate(self.model))
 
-    def _end_epoch(self, epoch: int, folder: RunFolder, progress: Progress) -> None:
-        sums = self.meter[:3].clone()
-        self.processes.sum([sums])
-        if torch.isfinite(self.meter[3]):
-            step = int(self.meter[3])
-            raise TrainingError(
-                f"the loss is not finite at step {step} (epoch {(step - 1) // self.steps + 1}): the last "
-                "checkpoint is kept; try a lower --lr"
-            )
-        loss, right, samples = sums.tolist()
-        every = self.settings.evaluate_every
-        test = self.evaluate(self.model).as_dict() if every and (epoch + 1) % every == 0 else {}
+    def _line(self, meter: Tensor) -> dict[str, Any]:
+        """Where the run stands, and how the epoch goes."""
+        epoch, step = (self.network.step - 1) // self.steps, self.network.step
+        samples = min((step - epoch * self.steps) * self.settings.batch_size, self.data.train_size)
+        loss, right, _ = meter.tolist()
         lr = float(self.optimizer.param_groups[0]["lr"]) if self.tickets is None else self.tickets.lr
-        line = {"epoch": epoch + 1, "step": self.network.step, "phase": self.phase(), "lr": lr}
-        line |= {"loss": loss / samples, "train_accuracy": right / samples, "sparsity": self.network.sparsity}
-        line |= {f"test_{key}": value for key, value in test.items()}
+        line = {"epoch": epoch + 1, "step": step, "phase": self.phase(), "lr": lr}
+        return line | {
+            "loss": loss / samples,
+            "train_accuracy": right / samples,
+            "sparsity": self.network.sparsity,
+        }
+
+    def _show(self, progress: Progress, line: dict[str, Any]) -> None:
+        shown = {key: value for key, value in line.items() if key != "step"}
+        part = ((self.network.step - 1) % self.steps + 1) / self.steps
+        progress.show(**shown, part=part, samples=self.data.train_size)
+
+    def _end_epoch(self, folder: RunFolder, progress: Progress, log: Logger) -> None:
+        self._check_loss()
+        meter = self.meter.clone()
+        self.processes.sum([meter])
+        line, every = self._line(meter), self.settings.evaluate_every
+        self._show(progress, line)
+        if every and line["epoch"] % every == 0:
+            line |= {f"test_{key}": value for key, value in self.evaluate(self.model).as_dict().items()}
         if self.processes.main:
-            folder.log(line)
-        progress.epoch(epoch + 1, self.phase(), lr, loss / samples, right / samples, self.network.sparsity)
+            log(line)
+        self.processes.first(lambda: folder.log(line))
+
+    def _check_loss(self) -> None:
+        """Stop when the loss is not finite, in whichever process."""
+        step = self.network.step
+        missed = self.processes.most((step - 1) % self.steps + 1 - int(self.meter[2]))
+        if missed:
+            saved = self.saved
+            kept = (
+                "there is no checkpoint yet" if saved is None else f"the checkpoint of step {saved} is kept"
+            )
+            raise TrainingError(
+                f"the loss is not finite at step {step - missed + 1} (epoch {(step - 1) // self.steps + 1}): "
+                f"use a lower --lr; {kept}"
+            )
 
     def phase(self) -> str:
         """normal, or which cycle."""
@@ -200,6 +232,7 @@ class Trainer:
         """On the whole test set, not augmented, over all processes."""
         p, training = self.processes, model.training
         tally = Tally(p.device)
+        p.share_buffers(model)
         model.eval()
         for x, y in self.data.test_batches(
             TEST_BATCH, device=p.device, dtype=self.dtype, rank=p.rank, world=p.world
@@ -213,80 +246,81 @@ class Trainer:
 
     # ---- stopping, going on, finishing ----
 
+    def _pause(self, folder: RunFolder, stop: list[int]) -> None:
+        """Write a checkpoint when it is time to; stop when asked to."""
+        due = time.monotonic() - self.last_save >= self.settings.checkpoint_every
+        wanted = self.processes.most(STOP if stop else SAVE if due else 0)
+        if wanted:
+            self._check_loss()
+            self._save(folder)
+        if wanted == STOP:
+            raise Interrupted(
+                f"stopped after step {self.network.step}: suptickets train --resume {folder.path} goes on"
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on."""
+        """Everything that the rest of the run depends on; of what each process has its own, all of them."""
+        p, cuda = self.processes, self.processes.device.type == "cuda"
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "tickets": None if self.tickets is None else self.tickets.state_dict(),
             "cost": [self.cost.steps, self.cost.spent],
-            "meter": self.meter,
             "start": None if self.start is None else self.start.as_dict(),
             "scores": [scores.as_dict() for scores in self.scores],
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state() if self.processes.device.type == "cuda" else None,
+            "meter": p.gather(self.meter.cpu()),
+            "rng": p.gather(torch.get_rng_state()),
+            "cuda_rng": p.gather(torch.cuda.get_rng_state()) if cuda else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`."""
+        """Go on from `state_dict()`; with another number of processes, the first has the old ones' sums."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.tickets is not None:
             self.tickets.load_state_dict(state["tickets"])
         self.cost.steps, self.cost.spent = state["cost"]
-        self.meter.copy_(state["meter"])
         self.start = None if state["start"] is None else Scores(**state["start"])
         self.scores = [Scores(**scores) for scores in state["scores"]]
-        torch.set_rng_state(state["rng"])
+        rank, meters = self.processes.rank, state["meter"]
+        if len(meters) == self.processes.world:
+            self.meter.copy_(meters[rank])
+        else:
+            finite = min(float(meter[2]) for meter in meters)
+            sums = torch.stack(meters).sum(0) if rank == 0 else torch.zeros(3)
+            self.meter.copy_(torch.tensor([float(sums[0]), float(sums[1]), finite]))
+        torch.set_rng_state(state["rng"][rank % len(meters)])
         if state["cuda_rng"] is not None and self.processes.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"])
+            torch.cuda.set_rng_state(state["cuda_rng"][rank % len(meters)])
 
-    def _save(self, folder: RunFolder, began: float) -> None:
-        if self.processes.main:
-            folder.save_checkpoint({**self.state_dict(), "seconds": time.monotonic() - began})
-        self.processes.wait()
+    def _save(self, folder: RunFolder) -> None:
+        state = {**self.state_dict(), "seconds": time.monotonic() - self.began}
+        self.processes.first(lambda: folder.save_checkpoint(state))
+        self.saved, self.last_save = self.network.step, time.monotonic()
 
     def _resume(self, folder: RunFolder) -> float:
         """Load the last checkpoint, if there is one; the seconds that were spent before."""
-        state = folder.load_checkpoint()
-        if state is None:
-            if self.processes.main:
-                folder.forget_metrics_after(0)
-            return 0.0
-        self.load_state_dict(state)
-        if self.processes.main:
-            folder.forget_metrics_after(self.network.step // self.steps)
-        return float(state["seconds"])
+        state = self.processes.first(folder.load_checkpoint)
+        if state is not None:
+            try:
+                self.load_state_dict(state)
+            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+                raise SparsityError(
+                    f"{folder.checkpoint} is no checkpoint of this run ({str(error).splitlines()[0]}): start "
+                    "over with --force"
+                ) from error
+            self.saved = self.network.step
+        self.processes.first(lambda: folder.forget_metrics_after(self.network.step // self.steps))
+        return 0.0 if state is None else float(state["seconds"])
 
-    def _finish(self, folder: RunFolder, began: float) -> dict[str, Any]:
+    def _finish(self, folder: RunFolder) -> dict[str, Any]:
+        self._save(folder)
         final = self._final()
-        scores, network = self.evaluate(final), self.network
-        nonzero = network.nonzero if self.tickets is None else int(self.tickets.summary()["nonzero"])
-        s = self.settings
-        summary = {
-            "run": str(folder.path),
-            **{
-                key: getattr(s, key)
-                for key in ("data", "model", "method", "booster", "recipe", "seed", "epochs")
-            },
-            "target_sparsity": 0.0 if s.method == "dense" else s.sparsity,
-            "sparsity": 1 - nonzero / network.parameters_total,
-            "nonzero": nonzero,
-            "parameters": network.parameters_total,
-            **scores.as_dict(),
-            "start": None if self.start is None else self.start.as_dict(),
-            "tickets": [ticket.as_dict() for ticket in self.scores],
-            "train_flops_ratio": self.cost.ratio,
-            "test_flops_ratio": flops(
-                final, torch.zeros(1, *self.data.shape, device=self.processes.device, dtype=self.dtype)
-            ).ratio,
-            "seconds": round(time.monotonic() - began, 3),
-        }
-        if self.processes.main:
-            about = {"settings": s.as_dict(), "nonzero": nonzero, "parameters": network.parameters_total}
-            folder.save_ticket(final.state_dict(), about)
-            folder.save_summary(summary)
-        self.processes.wait()
+        scores = self.evaluate(final)
+        summary = self._summary(folder, final, scores)
+        about = {"settings": self.settings.as_dict(), **{k: summary[k] for k in ("nonzero", "parameters")}}
+        self.processes.first(lambda: folder.save_ticket(final.state_dict(), about))
+        self.processes.first(lambda: folder.save_summary(summary))
         return summary
 
     def _final(self) -> nn.Module:
@@ -296,19 +330,21 @@ class Trainer:
         loader = self.data.train_batches(s.batch_size, s.seed, s.epochs, device=p.device, dtype=self.dtype)
         return self.tickets.ticket(loader if s.batch_norm == "recompute" else None)
 
-
-@contextlib.contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
-    """A list that gets the signal when Ctrl-C or SIGTERM asks to stop, so that the step can be finished."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, ask) for number in signals]
-    try:
-        yield asked
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
+    def _summary(self, folder: RunFolder, final: nn.Module, scores: Scores) -> dict[str, Any]:
+        s, total = self.settings, self.network.parameters_total
+        nonzero = self.network.nonzero if self.tickets is None else int(self.tickets.summary()["nonzero"])
+        names = ("data", "model", "method", "booster", "recipe", "seed", "epochs")
+        return {
+            "run": str(folder.path),
+            **{key: getattr(s, key) for key in names},
+            "target_sparsity": 0.0 if s.method == "dense" else s.sparsity,
+            "sparsity": 1 - nonzero / total,
+            "nonzero": nonzero,
+            "parameters": total,
+            **scores.as_dict(),
+            "start": None if self.start is None else self.start.as_dict(),
+            "tickets": [ticket.as_dict() for ticket in self.scores],
+            "train_flops_ratio": self.cost.ratio,
+            "test_flops_ratio": flops(final, self._example()).ratio,
+            "seconds": round(time.monotonic() - self.began, 3),
+        }

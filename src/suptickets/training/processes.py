@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from suptickets.errors import SparsityError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,48 @@ class Processes:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
-    def any(self, value: bool) -> bool:
-        """Whether it holds in any process."""
-        flag = torch.tensor(float(value), device=self.device)
-        self.sum([flag])
-        return bool(flag > 0)
+    def most(self, value: int) -> int:
+        """The largest that any process has."""
+        if self.world == 1:
+            return value
+        largest = torch.tensor(value)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
 
-    def wait(self) -> None:
-        """Until all are here."""
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """A tensor on the CPU from each process."""
+        if self.world == 1:
+            return [tensor]
+        gathered = [torch.empty_like(tensor) for _ in range(self.world)]
+        dist.all_gather(gathered, tensor)
+        return gathered
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give all processes the first one's: batch-norm statistics differ where they are not synced."""
         if self.world > 1:
-            dist.barrier()
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
+    def first(self, action: Callable[[], T]) -> T:
+        """The first process does it; all get what came of it, or the error."""
+        if self.world == 1:
+            return action()
+        outcome: list[Any] = [None, None]
+        if self.main:
+            try:
+                outcome[0] = action()
+            except Exception as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, 0, device=torch.device("cpu"))
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: T = outcome[0]
+        return result
+
+
+def is_main() -> bool:
+    """Whether this process is alone, or the first."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def connect(device: str = "auto") -> Processes:
@@ -49,8 +84,14 @@ def connect(device: str = "auto") -> Processes:
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     return Processes(rank, world, chosen)
+
+
+def disconnect() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _device(name: str, local_rank: int) -> torch.device:

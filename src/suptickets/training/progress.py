@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+REFRESH = 0.5  # seconds between two changes of the live line
+
 
 class Progress:
     """Shows an epoch at a time, on stderr."""
@@ -21,7 +23,7 @@ class Progress:
         self.live = (
             Live(console=self.console, transient=True) if self.console.is_terminal and not quiet else None
         )
-        self.began, self.first = time.monotonic(), 0
+        self.began, self.first, self.shown = time.monotonic(), 0.0, 0.0
 
     def __enter__(self) -> Progress:
         """Start the live line, on a terminal."""
@@ -41,15 +43,32 @@ class Progress:
         if not self.quiet:
             (self.console.print if self.live else print_plain)(message)
 
-    def epoch(self, epoch: int, phase: str, lr: float, loss: float, accuracy: float, sparsity: float) -> None:
-        """After an epoch (the first is 1)."""
+    def due(self) -> bool:
+        """Whether the live line is to be shown again, in the middle of an epoch."""
+        return self.live is not None and time.monotonic() - self.shown > REFRESH
+
+    def show(
+        self,
+        *,
+        epoch: int,
+        part: float,
+        phase: str,
+        lr: float,
+        loss: float,
+        train_accuracy: float,
+        sparsity: float,
+        samples: int,
+    ) -> None:
+        """Where the run stands: `part` of the epoch (the first is 1) of so many samples is done."""
         if self.quiet:
             return
-        done = max(epoch - self.first, 1)
-        left = (time.monotonic() - self.began) / done * (self.epochs - epoch)
+        self.shown = time.monotonic()
+        done = max(epoch - 1 + part - self.first, 1e-9)
+        seconds = (self.shown - self.began) / done
         line = (
-            f"epoch {epoch}/{self.epochs}  {phase}  lr {lr:.4g}  loss {loss:.4f}  accuracy {accuracy:.2%}  "
-            f"sparsity {sparsity:.2%}  {clock(left)} left"
+            f"epoch {epoch}/{self.epochs}  {phase}  lr {lr:.4g}  loss {loss:.4f}  accuracy "
+            f"{train_accuracy:.2%}  sparsity {sparsity:.2%}  {samples / max(seconds, 1e-9):,.0f} samples/s  "
+            f"{clock(seconds * (self.epochs - epoch + 1 - part))} left"
         )
         if self.live is not None:
             self.live.update(line, refresh=True)

@@ -6,6 +6,7 @@ A value comes from, in this order: a flag, the file given with `--config`, the r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -17,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
 from suptickets.errors import SparsityError, fraction, unknown
 from suptickets.methods import METHODS
@@ -28,6 +30,7 @@ BOOSTERS = {
     "sup-tickets": "superpose the cheap tickets of the last cycles into one network",
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "data": tuple(DATA),
     "method": tuple(METHODS),
     "distribution": tuple(DISTRIBUTIONS),
     "booster": tuple(BOOSTERS),
@@ -39,8 +42,16 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": tuple(CYCLES),
     "decay": ("constant", "cosine"),
     "precision": ("auto", "fp32", "bf16", "fp64"),
+    "log": ("none", "tensorboard", "wandb"),
 }
-_PLACE = ("data_dir", "workers")  # where things are, not what is done: no part of a run's identity
+# Where things are and how they are kept, not what is done: no part of a run's identity.
+_PLACE = ("data_dir", "workers", "checkpoint_every", "log")
+_AT_LEAST = {
+    **dict.fromkeys(("epochs", "batch_size", "interval", "cycles"), 1),
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "warmup_epochs", "prune_epochs", "cycle_epochs"), 0),
+    **dict.fromkeys(("lr_low", "lr_high", "evaluate_every", "workers", "seed", "checkpoint_every"), 0),
+}
+_FRACTIONS = ("initial_sparsity", "rate", "explore_rate", "beta", "label_smoothing")
 
 
 def option(text: str, default: Any = dataclasses.MISSING) -> Any:
@@ -96,6 +107,8 @@ class Settings:
     compile: bool = option("compile the model", False)
     evaluate_every: int = option("epochs between two evaluations on the test data (0: only at the end)", 0)
     workers: int = option("worker processes that decode images", 2)
+    checkpoint_every: float = option("seconds between two checkpoints (0: one after every step)", 60.0)
+    log: str = option("log to: none (but metrics.jsonl), tensorboard, wandb", "none")
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, before anything is built."""
@@ -103,9 +116,13 @@ class Settings:
             if getattr(self, name) not in known:
                 raise unknown(name.replace("_", "-"), getattr(self, name), known)
         fraction("sparsity", self.sparsity)
-        for name in ("epochs", "batch_size", "interval", "cycles"):
-            if getattr(self, name) < 1:
-                raise SparsityError(f"{flag(name)} must be at least 1, not {getattr(self, name)}")
+        for name in _FRACTIONS:
+            fraction(flag(name), getattr(self, name), one=True)
+        for milestone in self.milestones:
+            fraction("--milestones", milestone, one=True)
+        for name, least in _AT_LEAST.items():
+            if not least <= getattr(self, name) < float("inf"):
+                raise SparsityError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
         if self.booster != "none" and self.cycles * self.cycle_epochs >= self.epochs:
             needed = int(self.cycles * self.cycle_epochs) + 1
             raise SparsityError(
@@ -167,10 +184,17 @@ def _recipe_for(data: str) -> str:
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Settings from a YAML or JSON file, such as a run's `config.json`."""
+    return {str(key).replace("-", "_"): value for key, value in read_mapping(path).items()}
+
+
+def read_mapping(path: str | Path) -> dict[Any, Any]:
+    """Names and values from a YAML or JSON file."""
     try:
         text = Path(path).read_text()
     except OSError as error:
         raise SparsityError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SparsityError(f"{path} is no valid YAML or JSON: it is no text") from error
     try:
         if str(path).endswith((".yaml", ".yml")):
             import yaml
@@ -181,8 +205,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     except Exception as error:
         raise SparsityError(f"{path} is no valid YAML or JSON: {str(error).splitlines()[0]}") from error
     if not isinstance(values, dict):
-        raise SparsityError(f"{path} must hold names and values of settings")
-    return {str(key).replace("-", "_"): value for key, value in values.items()}
+        raise SparsityError(f"{path} must hold names and values, not {type(values).__name__}")
+    return values
 
 
 def build(values: Mapping[str, Any]) -> Settings:
@@ -205,6 +229,9 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return tuple(_typed(name, one, float) for one in values)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is float and isinstance(value, str):  # YAML takes 1e-3 for text
+        with contextlib.suppress(ValueError):
+            return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise SparsityError(f"{name} must be of type {hint.__name__}, not {value!r}")
     return value

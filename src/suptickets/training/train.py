@@ -11,6 +11,7 @@ from suptickets.data import Data, load_data
 from suptickets.data.base import ArrayData
 from suptickets.training import build
 from suptickets.training.folder import RunFolder
+from suptickets.training.loggers import check_logger, open_logger
 from suptickets.training.loop import Trainer
 from suptickets.training.processes import Processes, connect
 from suptickets.training.progress import Progress
@@ -23,28 +24,30 @@ def train(settings: Settings, out: str | Path | None = None, *, force: bool = Fa
     A run that is done is not run again.
     """
     build.check_model(settings.model)
+    check_logger(settings.log)
     processes = connect(settings.device)
     folder = RunFolder(out or default_folder(settings))
     progress = Progress(settings.epochs, quiet=not processes.main)
-    if processes.main:
-        folder.begin(settings, force=force)
-    processes.wait()
-    done = folder.load_summary()
+    done = processes.first(lambda: folder.look(settings, force=force))
     if done is not None:
         progress.say(f"{folder.path} is done already: --force starts over")
         return done
     trainer = Trainer(settings, _data(settings, processes), processes)
+    processes.first(lambda: folder.begin(settings, force=force))
+    log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
     with progress:
-        return trainer.run(folder, progress)
+        return trainer.run(folder, progress, log)
 
 
 def _data(settings: Settings, processes: Processes) -> Data:
-    """Rank 0 reads first, so that a download happens once."""
-    if processes.main:
-        data = load_data(settings.data, settings.data_dir, settings.workers)
-    processes.wait()
-    if not processes.main:
-        data = load_data(settings.data, settings.data_dir, settings.workers)
+    """Rank 0 reads first, so that a download happens once, and what is missing is said once."""
+
+    def load() -> Data:
+        return load_data(settings.data, settings.data_dir, settings.workers)
+
+    if processes.world > 1:
+        processes.first(lambda: load().classes)
+    data = load()
     return data.to(processes.device) if isinstance(data, ArrayData) else data
 
 

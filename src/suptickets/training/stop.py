@@ -1,0 +1,33 @@
+"""Ctrl-C and SIGTERM: the step is finished, a checkpoint is written, the run says how to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from suptickets.training.folder import TrainingError
+
+
+class Interrupted(TrainingError):
+    """The run was asked to stop, and has written a checkpoint."""
+
+
+@contextlib.contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """A list that gets the signal when Ctrl-C or SIGTERM asks to stop; signals reach the main thread only."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = [signal.signal(number, ask) for number in signals]
+    try:
+        yield asked
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
