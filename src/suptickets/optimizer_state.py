@@ -6,6 +6,7 @@ optimizer: one step on a stand-in parameter whose values and gradients are zero.
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -95,21 +96,31 @@ class OptimizerState:
         like = weight.values
         stand_in = nn.Parameter(like.new_zeros([_STAND_IN, *[1] * (like.dim() - 1)]))
         stand_in.grad = torch.zeros_like(stand_in)
-        probe = object.__new__(type(self.optimizer))
-        probe.__dict__.update(self.optimizer.__dict__)
-        probe.__dict__.pop("step", None)  # schedulers wrap the method on the instance
-        probe.__dict__.update(
-            state=defaultdict(dict),
-            param_groups=[{**group, "params": [stand_in]}],
-            _optimizer_step_pre_hooks=OrderedDict(),
-            _optimizer_step_post_hooks=OrderedDict(),
-        )
+        probe = _twin(self.optimizer, {**group, "params": [stand_in]})
         try:
             probe.step()
         except Exception as error:
             name = type(self.optimizer).__name__
             raise SparsityError(f"cannot read the initial state of {name}: {error}") from error
         return dict(probe.state[stand_in])
+
+
+def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
+    """An optimizer of the same kind for another parameter group; no hooks, nothing shared that is written."""
+    kind = type(optimizer)
+    accepted = inspect.signature(kind.__init__).parameters
+    try:  # some make their state here
+        twin = kind([group], **{k: v for k, v in optimizer.defaults.items() if k in accepted})
+        state = twin.state
+    except Exception:
+        twin, state = object.__new__(kind), defaultdict(dict)
+    hooks: dict[str, Any] = {
+        "_optimizer_step_pre_hooks": OrderedDict(),
+        "_optimizer_step_post_hooks": OrderedDict(),
+    }
+    twin.__dict__.update({**optimizer.__dict__, **hooks, "state": state, "param_groups": [group]})
+    twin.__dict__.pop("step", None)  # schedulers wrap the method on the instance
+    return twin
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from suptickets.errors import SparsityError
@@ -56,7 +57,7 @@ class Ranks:
         """Whether there are other ranks to agree with."""
         return self.ddp is not None and dist.get_world_size(self.ddp.process_group) > 1
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # imports dynamo only when it is called
     def meet(self, generator: torch.Generator, step: int) -> None:
         """In a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does."""
         self._pending.clear()  # of a backward pass that failed

@@ -110,6 +110,14 @@ class Ticket:
         sparse = {key: Connections(**connections) for key, connections in packed["sparse"].items()}
         return Ticket(shapes, sparse, dict(packed["dense"]), dict(packed["aliases"])).clone()
 
+    def to(self, device: torch.device) -> Ticket:
+        """On that device."""
+        for connections in self.sparse.values():
+            connections.rows, connections.values = connections.rows.to(device), connections.values.to(device)
+            connections.times = None if connections.times is None else connections.times.to(device)
+        self.dense = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.dense.items()}
+        return self
+
     def state_dict(self) -> dict[str, Any]:
         """The state dict of the plain model, with exact zeros."""
         state = dict(self.dense)
@@ -245,7 +253,7 @@ class Superposition:
             warnings.warn(
                 f"the average has {alive} non-zero connections, fewer than its target of {self.total}",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         return ticket
 
@@ -309,6 +317,7 @@ def superpose(
             size = sum(math.prod(shape) for shape in ticket.shapes.values())
             superposition.total = round((1 - fraction("sparsity", sparsity)) * size)
         superposition.add(ticket)
+        del item, ticket  # before the next one is made
     if superposition.average is None:
         raise SparsityError("there are no tickets to superpose: the list is empty")
     return superposition.result().state_dict()

@@ -148,8 +148,9 @@ class SupTickets:
     @property
     def lr(self) -> float:
         """The rate in force: that of the current or last step in the cycles, else the optimizer's own."""
-        if self._rate is not None:
-            return self._rate
+        rate = self.rate_at(self.network.step) if self._rate is None else self._rate
+        if rate is not None:
+            return rate
         if self.network.state is None:
             raise SparsityError("no optimizer is attached: call network.attach(optimizer)")
         return float(self.network.state.optimizer.param_groups[0]["lr"])
@@ -292,13 +293,13 @@ class SupTickets:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`; build everything first, then load network, optimizer and this."""
-        average = state["average"]
-        self.superposition.average = None if average is None else Ticket.unpack(average)
+        average, device = state["average"], next(self.network.model.parameters()).device
+        self.superposition.average = None if average is None else Ticket.unpack(average).to(device)
         self.superposition.total = state["total"]
         self.superposition.targets = dict(state["targets"])
         self.superposition.count = len(state["collected"])
         self.collected, self.explored = list(state["collected"]), list(state["explored"])
-        self._kept = [Ticket.unpack(ticket) for ticket in state["kept"]]
+        self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]
         self._proportions = state["proportions"]
 
 
