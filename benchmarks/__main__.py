@@ -7,13 +7,15 @@ import json
 import sys
 from collections.abc import Callable
 
-from benchmarks import build, explore, step
+from benchmarks import build, explore, loop, step, superpose
 from benchmarks.timing import Row
 
 BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
     "explore": explore.run,
     "step": step.run,
     "build": build.run,
+    "loop": loop.run,
+    "superpose": superpose.run,
 }
 
 

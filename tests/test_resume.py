@@ -1,4 +1,4 @@
-"""Interrupted at random steps and resumed, a run ends as if nothing had happened: real processes, real signals."""
+"""Interrupted at random steps and resumed, a run ends as if nothing had happened: real processes, signals."""
 
 from __future__ import annotations
 
@@ -107,12 +107,19 @@ def test_stopped_at_the_end_of_an_epoch_or_a_cycle(server: Server, tmp_path: Pat
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
-@pytest.mark.parametrize("options", [("--method", "snfs", "--explore-at", "end"), ("--method", "dsr", "--include-start"),
-                                     ("--method", "snip", "--rule", "cima"), ("--method", "dense", "--rule", "caa"),
-                                     ("--booster", "none", "--batch-norm", "recompute"),
-                                     ("--batch-norm", "recompute", "--prune-when", "end")])  # fmt: skip
-def test_methods_and_rules(server: Server, tmp_path: Path, options: tuple) -> None:
-    arguments = (*RUN, *options)
+OPTIONS = (
+    "--method snfs --explore-at end",
+    "--method dsr --include-start",
+    "--method snip --rule cima",
+    "--method dense --rule caa",
+    "--booster none",
+    "--batch-norm recompute --prune-when end",
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_methods_and_rules(server: Server, tmp_path: Path, options: str) -> None:
+    arguments = (*RUN, *options.split())
     assert server.run(*arguments, "--out", tmp_path / "whole", log=tmp_path / "log") == [0]
     interrupted(server, tmp_path / "parts", arguments, [(21, signal.SIGTERM), (20, signal.SIGINT)])
     assert_same(tmp_path / "whole", tmp_path / "parts")
@@ -163,6 +170,7 @@ def test_as_a_user_does(server: Server, tmp_path: Path) -> None:
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_torchrun(server: Server, tmp_path: Path) -> None:
     """Two processes by torchrun, one of them killed, then again: rank 0 alone prints."""
     assert server.run(*RUN, "--out", tmp_path / "whole", log=tmp_path / "log", ranks=2) == [0, 0]

@@ -69,7 +69,7 @@ class Server:
 
 
 def serve() -> None:
-    import torch
+    import torch._dynamo  # which optimizers import when they are first built
 
     import suptickets.cli
     import suptickets.data

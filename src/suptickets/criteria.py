@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from suptickets.errors import SparsityError, unknown
+from suptickets.errors import SparsityError, choice
 from suptickets.weight import SparseWeight
 
 Score = Callable[[SparseWeight, torch.Generator], Tensor]
@@ -137,6 +137,4 @@ def grow_criterion(name: str | Criterion) -> Criterion:
 def _find(kind: str, name: str | Criterion, known: dict[str, Criterion]) -> Criterion:
     if isinstance(name, Criterion):
         return name
-    if name not in known:
-        raise unknown(kind, name, known)
-    return known[name]
+    return known[choice(kind, name, known)]

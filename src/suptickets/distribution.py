@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
-from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.errors import SparsityError, choice, fraction, whole
 
 Shape = Sequence[int]
 
@@ -26,8 +26,10 @@ def densities(
     budget, which changes epsilon for the others, so the step is repeated until no layer exceeds 1.
     """
     fraction("sparsity", sparsity)
-    if distribution not in DISTRIBUTIONS:
-        raise unknown("distribution", distribution, DISTRIBUTIONS)
+    choice("distribution", distribution, DISTRIBUTIONS)
+    for shape in shapes:
+        if not isinstance(shape, Sequence) or not shape or any(whole("a size", n) < 1 for n in shape):
+            raise SparsityError(f"shapes must be a list of shapes, each with a size or more, not {shapes!r}")
     if sparsity == 0:
         return [1.0] * len(shapes)
     sizes = [math.prod(shape) for shape in shapes]

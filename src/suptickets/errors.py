@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 
 class SparsityError(ValueError):
@@ -24,16 +25,32 @@ def reason(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def choice(kind: str, value: object, known: Iterable[str]) -> str:
+    """`value`, if it is one of the known names."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        raise unknown(kind, value, names)
+    return value
+
+
+def whole(name: str, value: object, at_least: int = 1) -> int:
+    """`value` as a whole number, or a `SparsityError`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+        raise SparsityError(f"{name} must be a whole number, at least {at_least}, not {value!r}")
+    return int(value)
+
+
 def fraction(name: str, value: object, *, zero: bool = True, one: bool = False) -> float:
     """`value` as a float between 0 and 1, or a `SparsityError`; a percentage gets a suggestion."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise SparsityError(f"{name} must be a number between 0 and 1, not {value!r}")
-    if 1 < value <= 100:
+    number = float(value)
+    if 2 <= number < 100:
         raise SparsityError(
-            f"{name} is a fraction, not a percentage: {value!r}, did you mean {value / 100:g}?"
+            f"{name} is a fraction, not a percentage: {value!r}, did you mean {number / 100:g}?"
         )
-    low, high = value > 0 or (zero and value == 0), value < 1 or (one and value == 1)
-    if math.isnan(value) or not (low and high):
+    low, high = number > 0 or (zero and number == 0), number < 1 or (one and number == 1)
+    if math.isnan(number) or not (low and high):
         bounds = f"{'at least' if zero else 'above'} 0 and {'at most' if one else 'below'} 1"
         raise SparsityError(f"{name} must be {bounds}, not {value!r}")
-    return float(value)
+    return number

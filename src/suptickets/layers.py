@@ -111,6 +111,7 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
     LSTM weights); the name of a module around others takes the convolutions and linear layers in it.
     """
     candidates = _candidates(model)
+    _refuse_hidden(model, exclude)
     chosen = [c for c in candidates if c.eligible]
     if include is not None:
         chosen = [
@@ -130,6 +131,18 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
     return chosen
 
 
+def _refuse_hidden(model: nn.Module, exclude: Patterns) -> None:
+    """A layer whose weight is computed from other parameters would be left out without a word."""
+    excluded = [exclude] if isinstance(exclude, str) else list(exclude or ())
+    for name, module in model.named_modules():
+        hidden = isinstance(module, ELIGIBLE) and module._parameters.get("weight") is None
+        if hidden and not any(fnmatchcase(name, pattern) for pattern in excluded):
+            raise SparsityError(
+                f"the weight of {name} is no plain parameter (weight_norm, spectral_norm, prune): remove "
+                "that, or exclude the layer"
+            )
+
+
 def _candidates(model: nn.Module) -> list[Candidate]:
     found: dict[int, Candidate] = {}
     for prefix, module in model.named_modules():
@@ -144,7 +157,10 @@ def _candidates(model: nn.Module) -> list[Candidate]:
 
 
 def _patterns(option: str, patterns: Patterns, candidates: list[Candidate]) -> list[str]:
-    listed = [] if patterns is None else [patterns] if isinstance(patterns, str) else list(patterns)
+    listed = [] if patterns is None else [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, Iterable) or not all(isinstance(pattern, str) for pattern in listed):
+        raise SparsityError(f"{option} must be a name or a list of names, not {patterns!r}")
+    listed = list(listed)
     for pattern in listed:
         if not any(c.matches(pattern, below=True) for c in candidates):
             raise unknown(f"{option} name (it matches no weight)", pattern, [c.name for c in candidates])

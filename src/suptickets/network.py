@@ -19,18 +19,16 @@ from torch.optim import Optimizer
 from suptickets.booster import Booster
 from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
-from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.errors import SparsityError, fraction, unknown, whole
 from suptickets.layers import Layer
 from suptickets.optimizer_state import OptimizerState, moved
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
-from suptickets.saved import check_state, keys
+from suptickets.saved import FORMAT, check_state, keys
 from suptickets.weight import SparseWeight
 
 if TYPE_CHECKING:
     from suptickets.methods.base import Method
-
-FORMAT = 1
 
 
 class SparseNetwork:
@@ -56,6 +54,7 @@ class SparseNetwork:
         self._loaded_optimizer = False
         self._warned = False
         self._handles: list[Any] = []
+        self._hooked = False
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
             model.register_load_state_dict_post_hook(Link(self._after_load)),
@@ -79,9 +78,10 @@ class SparseNetwork:
         return None if self.state is None else self.state.optimizer
 
     @property
-    def trained(self) -> dict[str, SparseWeight]:
-        """The sparse weights that are not frozen; only their connections change."""
-        return {name: weight for name, weight in self.weights.items() if weight.values.requires_grad}
+    def changing(self) -> dict[str, SparseWeight]:
+        """The sparse weights whose connections change: neither frozen nor kept dense."""
+        kept = self.method.kept_dense(self)
+        return {n: w for n, w in self.weights.items() if w.values.requires_grad and n not in kept}
 
     @property
     def density(self) -> float:
@@ -109,7 +109,7 @@ class SparseNetwork:
         needed and are not finite.
         """
         fraction("rate", rate, one=True)
-        counts = {name: w.nonzero for name, w in self.trained.items() if w.nonzero < w.size}
+        counts = {name: w.nonzero for name, w in self.changing.items() if w.nonzero < w.size}
         kept = {name: count - int(rate * count + 0.5) for name, count in counts.items()}
         done = self.rewire(kept, counts, prune, grow)
         if self._held:
@@ -154,9 +154,10 @@ class SparseNetwork:
             if name not in self.weights:
                 raise unknown("layer", name, self.weights)
             weight = self.weights[name]
-            if not 0 <= kept[name] <= min(weight.nonzero, final[name]) or final[name] > weight.size:
+            low, high = whole("a count", kept.get(name), 0), whole("a count", final.get(name), 0)
+            if not low <= min(weight.nonzero, high) or high > weight.size:
                 raise SparsityError(
-                    f"{name} cannot be pruned to {kept[name]} and grown to {final[name]}: it has "
+                    f"{name} cannot be pruned to {low} and grown to {high}: it has "
                     f"{weight.nonzero} of {weight.size} connections"
                 )
 
@@ -191,18 +192,20 @@ class SparseNetwork:
     ) -> dict[str, int]:
         """Connections per layer if the `total` best of the whole network live, `at_least` so many in each.
 
-        Frozen layers keep theirs.
+        Layers that are frozen or kept dense keep theirs.
         """
-        criterion = prune_criterion(by)
-        total -= sum(weight.nonzero for name, weight in self.weights.items() if name not in self.trained)
-        scores = [criterion.score(weight, self.generator) for weight in self.trained.values()]
+        criterion, changing = prune_criterion(by), self.changing
+        total -= sum(weight.nonzero for name, weight in self.weights.items() if name not in changing)
+        if total < at_least * len(changing) or not changing:
+            raise SparsityError("layers that are frozen or kept dense leave no connections for the others")
+        scores = [criterion.score(weight, self.generator) for weight in changing.values()]
         for score in scores:
             score[strongest(score, min(at_least, len(score)))] = torch.inf
         sizes = torch.tensor([len(score) for score in scores])
         layer = torch.repeat_interleave(torch.arange(len(scores)), sizes)
         chosen = strongest(torch.cat(scores), min(total, int(sizes.sum())))
         counts = torch.bincount(layer[chosen.cpu()], minlength=len(scores)).tolist()
-        return dict(zip(self.trained, counts, strict=True))
+        return dict(zip(changing, counts, strict=True))
 
     # ---- the gradient of all positions ----
 
@@ -224,13 +227,17 @@ class SparseNetwork:
                 f"step {self.step} needs the gradient of all positions and there is none: call backward() "
                 "before the optimizer's step (to explore yourself, first network.request_gradient())"
             )
-        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        finite = self.gradients_finite()
         if not finite and not self._warned:
             self._warned = True
             warnings.warn(
                 "gradients are not finite at an exploration: it was skipped", RuntimeWarning, stacklevel=2
             )
         return finite
+
+    def gradients_finite(self) -> bool:
+        """Whether the gradients of all positions that are there are finite."""
+        return all(bool(torch.isfinite(g).all()) for g in self.collection.settle(self.optimizer))
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
@@ -262,6 +269,7 @@ class SparseNetwork:
         self._handles = [
             optimizer.register_load_state_dict_post_hook(lambda *_: self._optimizer_was_loaded())
         ]
+        self._hooked = hooks
         if hooks:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._hook(self._begin)))
             self._handles.append(optimizer.register_step_post_hook(lambda *_: self._hook(self._end)))
@@ -275,7 +283,9 @@ class SparseNetwork:
 
     def before_step(self) -> None:
         """To be called before the optimizer's step by a loop that drives the network itself."""
-        self._explicit, self._stepped = True, len(self._handles) == 1
+        if self.state is None and self.weights:
+            raise SparsityError("no optimizer is attached: call network.attach(optimizer)")
+        self._explicit, self._stepped = True, not self._hooked
         self._begin()
 
     def after_step(self) -> None:
@@ -364,6 +374,10 @@ class SparseNetwork:
             if not self._loaded_optimizer or self.state.problem(weight) is not None:
                 self.state.optimizer.state.pop(weight.values, None)
             weight.values.grad = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseNetwork:
+        """A copy would follow no optimizer."""
+        raise SparsityError("copy the model, or sparsify another and load network.state_dict() into it")
 
     def check(self) -> None:
         """Verify counts, positions, optimizer and ranks; raises one error that lists all that is wrong."""

@@ -29,8 +29,10 @@ class OptimizerState:
         """Check that the optimizer holds every weight, and that its state can follow the connections."""
         check_optimizer(optimizer)
         self.optimizer = optimizer
+        self.decay: dict[str, Any] = {}
         for weight in weights:
             self._check(weight)
+            self.decay[weight.name] = self._decay(weight)
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
@@ -50,14 +52,15 @@ class OptimizerState:
 
     def problems(self, weights: Iterable[SparseWeight]) -> Iterator[str]:
         """All that is wrong: weights it does not hold, state of another shape, weight decay that got lost."""
-        decay = {}
         for weight in weights:
             problem = self.problem(weight)
             yield from [] if problem is None else [problem]
-            decay[weight.name] = (self.group(weight) or {}).get("weight_decay", 0)
-        without = [name for name, value in decay.items() if value == 0]
-        if without and len(without) < len(decay):
-            yield f"weight decay is 0 for {', '.join(without)} and not for the other sparse weights"
+            before, now = self.decay[weight.name], self._decay(weight)
+            if before != now:
+                yield f"the weight decay of {weight.name} was {before} and is {now}"
+
+    def _decay(self, weight: SparseWeight) -> Any:
+        return (self.group(weight) or {}).get("weight_decay")
 
     def _check(self, weight: SparseWeight) -> None:
         problem = self.problem(weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError
@@ -13,6 +14,7 @@ from suptickets.weight import SUFFIX, SparseWeight
 if TYPE_CHECKING:
     from suptickets.network import SparseNetwork
 
+FORMAT = 1
 _PARTS = {"model": Mapping, "shapes": Mapping, "step": int, "generator": Tensor, "method": Mapping}
 
 
@@ -42,8 +44,12 @@ def check_state(network: SparseNetwork, state: Mapping[str, Any]) -> None:
     if missing:
         raise SparsityError(f"this is not the state of a sparse network: it has no {', '.join(missing)}")
     wrong = [name for name, kind in _PARTS.items() if not isinstance(state[name], kind)]
-    if wrong or state["generator"].shape != network.generator.get_state().shape:
+    ours_generator = network.generator.get_state()
+    wrong += ["step"] if not wrong and state["step"] < 0 else []
+    if wrong or (state["generator"].shape, state["generator"].dtype) != (ours_generator.shape, torch.uint8):
         raise SparsityError(f"the state is damaged: {', '.join(wrong or ['generator'])}")
+    if state.get("format") != FORMAT:
+        raise SparsityError(f"the state has format {state.get('format')}, and this version reads {FORMAT}")
     name = state["method"].get("name")
     if name != network.method.name or "state" not in state["method"]:
         raise SparsityError(f"the state is that of {name}, not of {network.method.name}: use the same method")
@@ -65,5 +71,7 @@ def _problems(model: nn.Module, theirs: Mapping[str, Any]) -> Iterator[str]:
         yield from [] if problem is None else [problem]
     taken = {*weights, *(f"{key}{SUFFIX}.positions" for key in weights)}
     for key in ours.keys() & theirs.keys() - taken:
-        if getattr(ours[key], "shape", None) != getattr(theirs[key], "shape", None):
+        if type(ours[key]) is not type(theirs[key]) and isinstance(ours[key], Tensor):
+            yield f"{key} is no tensor in the state"
+        elif getattr(ours[key], "shape", None) != getattr(theirs[key], "shape", None):
             yield f"{key} has another shape in the state"

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from suptickets.errors import choice, whole
+
 Schedule = Callable[[int], float]
 Shape = Callable[[float, float, float], float]
 
@@ -83,7 +85,8 @@ CYCLES = {"triangle": Cycle(triangle), "swa": Cycle(swa), "fge": Cycle(fge, coll
 
 def cycles(shape: str, length: int, low: float, high: float) -> Schedule:
     """The rate at each step of cycles of `length` steps: `triangle`, `swa` or `fge`."""
-    cycle = CYCLES[shape]
+    cycle = CYCLES[choice("schedule", shape, CYCLES)]
+    whole("the length of a cycle", length)
     return lambda step: cycle.shape(cycle.position(step, length), low, high)
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, whole
 from suptickets.layers import Candidate, DenseLayer, Layer, Patterns, choose
 from suptickets.methods import Method
 from suptickets.network import SparseNetwork
@@ -43,7 +44,8 @@ def sparsify(
         check_optimizer(optimizer)
     chosen = choose(model, include, exclude)
     method = copy.copy(method)
-    generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
+    seed = torch.initial_seed() if seed is None else whole("seed", seed, 0) % 2**63
+    generator = torch.Generator().manual_seed(seed)
     with ExitStack() as undo:  # if anything is refused from here on, the model is given back as it was
         layers: dict[str, Layer] = {
             c.name: _store(c, optimizer, undo) if method.sparse else DenseLayer(c) for c in chosen
@@ -71,6 +73,12 @@ def _store(candidate: Candidate, optimizer: Optimizer | None, undo: ExitStack) -
 
 
 def _refuse(model: nn.Module, method: Method) -> None:
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule | AveragedModel):
+        raise SparsityError(
+            f"expected a plain torch.nn.Module, not {model if isinstance(model, type) else type(model)}"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SparsityError("the model has no values yet (it is on the meta device): move it first")
     if not isinstance(method, Method):
         raise SparsityError(f"expected a method such as RigL(sparsity=0.9), not {method!r}")
     modules = list(model.modules())

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from suptickets.criteria import strongest
 from suptickets.distribution import apportion
-from suptickets.errors import SparsityError, fraction, reason, unknown
+from suptickets.errors import SparsityError, choice, fraction, reason
 from suptickets.weight import SUFFIX
 
 RULES = {
@@ -151,6 +151,7 @@ class Superposition:
     count: int = field(default=0, init=False)
     average: Ticket | None = field(default=None, init=False)
     targets: dict[str, int] = field(default_factory=dict, init=False)
+    fixed: set[str] = field(default_factory=set, init=False)  # frozen or kept dense: they keep their counts
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -159,8 +160,7 @@ class Superposition:
             ("prune", ("global", "layer")),
             ("prune_when", ("each", "end")),
         ):
-            if getattr(self, option) not in known:
-                raise unknown(option, getattr(self, option), known)
+            choice(option, getattr(self, option), known)
         fraction("beta", self.beta, zero=False)
 
     @torch.no_grad()
@@ -225,18 +225,23 @@ class Superposition:
 
     def _prune(self, ticket: Ticket) -> None:
         """Magnitude pruning to exactly the count, in total or in each layer."""
-        keys = list(ticket.sparse)
-        if not keys:
-            return
-        scores = [ticket.sparse[key].values.abs() for key in keys]
-        if self.prune == "global":
-            mask = _top(torch.cat(scores), self.total or 0)
-            masks = list(mask.split([len(score) for score in scores]))
-        else:
-            masks = [_top(score, self.targets[key]) for key, score in zip(keys, scores, strict=True)]
-        for key, mask in zip(keys, masks, strict=True):
+        scores = {key: connections.values.abs() for key, connections in ticket.sparse.items()}
+        alone = self.fixed if self.prune == "global" else set(scores)
+        masks = {key: _top(scores[key], self.targets[key]) for key in scores if key in alone}
+        shared = [key for key in scores if key not in alone]
+        if shared:
+            total = (self.total or 0) - sum(self.targets[key] for key in masks)
+            mask = _top(torch.cat([scores[key] for key in shared]), total)
+            masks |= dict(zip(shared, mask.split([len(scores[key]) for key in shared]), strict=True))
+        for key, mask in masks.items():
             if not mask.all():
                 ticket.sparse[key] = ticket.sparse[key].select(mask)
+
+    @property
+    def nonzero(self) -> int:
+        """Connections of the superposed ticket."""
+        counts = {} if self.average is None else self.average.counts()
+        return min(sum(counts.values()), self.total or 0)
 
     @torch.no_grad()
     def result(self) -> Ticket:
@@ -248,6 +253,9 @@ class Superposition:
             self._prune(ticket)
         for key, value in ticket.dense.items():
             ticket.dense[key] = value.square() if key.endswith(_DEVIATION) else value
+        empty = [key for key, connections in ticket.sparse.items() if not len(connections.rows)]
+        if empty:
+            warnings.warn(f"pruning left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=3)
         alive = sum(int(c.values.count_nonzero()) for c in ticket.sparse.values())
         if alive < (self.total or 0):
             warnings.warn(
@@ -294,7 +302,7 @@ def superpose(
     beta: float = 0.8,
     prune: str = "global",
     prune_when: str = "each",
-    layers: Iterable[str] | None = None,
+    layers: str | Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
     """One network out of many: the state dict of a plain model, pruned to an exact count.
 
@@ -310,7 +318,9 @@ def superpose(
             default.
     """
     superposition = Superposition(rule, beta, prune, prune_when)
-    chosen = None if layers is None else list(layers)
+    if isinstance(tickets, Mapping | str | os.PathLike) or not isinstance(tickets, Iterable):
+        raise SparsityError("superpose takes a list of tickets: state dicts, network.state_dict()s or files")
+    chosen = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
     for item in tickets:
         ticket = _ticket(item, chosen, superposition.average)
         if superposition.average is None and sparsity is not None:
@@ -327,7 +337,13 @@ def _ticket(
     item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None, first: Ticket | None
 ) -> Ticket:
     """A ticket from whatever it is; its sparse weights are those of the first one, unless `layers` says."""
+    if not isinstance(item, Mapping | str | os.PathLike):
+        raise SparsityError(f"a ticket must be a state dict or a file, not a {type(item).__name__}")
     state = item if isinstance(item, Mapping) else _load(item)
+    if any(str(key).endswith(f"{SUFFIX}.positions") for key in state):
+        raise SparsityError(
+            "this is the state of a sparse model: give network.state_dict() or network.densify().state_dict()"
+        )
     if {"model", "shapes"} <= set(state):
         return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
     if layers is None:
@@ -338,9 +354,8 @@ def _ticket(
         raise SparsityError(f"a ticket has no {', '.join(missing)}")
     if not layers:
         nested = [key for key, value in state.items() if isinstance(value, Mapping)]
-        raise SparsityError(
-            f"a ticket has no weights: give the state dict itself (in it: {', '.join(nested)})"
-        )
+        hint = f", perhaps what is under {', '.join(nested)}" if nested else ""
+        raise SparsityError(f"a ticket has no weights: give the state dict itself{hint}")
     return Ticket.of_dense(state, layers)
 
 

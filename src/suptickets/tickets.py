@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from suptickets.batch_norm import batch_norms, recompute
 from suptickets.criteria import grow_criterion, prune_criterion
-from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
-from suptickets.saved import keys
+from suptickets.saved import keys, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
 from suptickets.superpose import Superposition, Ticket
 
@@ -24,6 +24,10 @@ Criteria = tuple[str, str] | Sequence[tuple[str, str]] | None
 
 def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
     """Optimizer steps in so many epochs of a loader (or of so many batches)."""
+    if not isinstance(epochs, int | float) or not 0 <= epochs < float("inf"):
+        raise SparsityError(f"epochs must be a number, at least 0, not {epochs!r}")
+    if not isinstance(loader, int | Sized):
+        raise SparsityError("the loader has no length: give the number of batches of an epoch")
     return round(epochs * (loader if isinstance(loader, int) else len(loader)))
 
 
@@ -71,15 +75,16 @@ class SupTickets:
         keep: bool = False,
     ) -> None:
         """See the class."""
+        if not isinstance(network, SparseNetwork):
+            raise SparsityError(f"SupTickets takes what sparsify returns, not a {type(network).__name__}")
         self.network = network
-        self.total_steps, self.cycle_steps, self.cycles = total_steps, cycle_steps, cycles
+        self.total_steps, self.cycles = whole("total_steps", total_steps), whole("cycles", cycles)
+        self.cycle_steps = whole("cycle_steps", cycle_steps, 2)
         self.low, self.high = _rates(lr)
         self.rate = fraction("rate", rate, one=True)
         self.superposition = Superposition(rule, beta, prune, prune_when)
-        self.batch_norm, self.explore_at = (
-            _one_of("batch_norm", batch_norm),
-            _one_of("explore_at", explore_at),
-        )
+        self.batch_norm = choice("batch_norm", batch_norm, ("average", "recompute"))
+        self.explore_at = choice("explore_at", explore_at, ("start", "end"))
         self.include_start = include_start
         self.cycle = _cycle(schedule)
         self.criteria = _criteria(criteria, cycles)
@@ -103,12 +108,11 @@ class SupTickets:
 
     def _check(self) -> None:
         steps, left = self.cycles * self.cycle_steps, self.total_steps - self.network.step
-        if self.cycles < 1 or self.cycle_steps < 2:
-            raise SparsityError("there must be at least one cycle, of at least two steps")
         if steps > left:
             raise SparsityError(
                 f"{self.cycles} cycles of {self.cycle_steps} steps do not fit into the {left} steps left: "
                 f"at most {max(left // self.cycle_steps, 0)} do"
+                + (" (from a checkpoint: build SupTickets, then load it)" if self.network.step else "")
             )
         ready = self.network.method.ready
         if ready > self.start:
@@ -184,9 +188,10 @@ class SupTickets:
         if self._rate is None or self.network.state is None or self._users is not None:
             return
         groups = self.network.state.optimizer.param_groups
-        if self._proportions is None:
+        if self._proportions is None or len(self._proportions) != len(groups):
             own = [float(group.get("initial_lr", group["lr"])) for group in groups]
-            self._proportions = [rate / own[0] if own[0] else 1.0 for rate in own]
+            reference = next((rate for rate in own if rate), None)
+            self._proportions = [1.0 if reference is None else rate / reference for rate in own]
         self._users = [_read(group["lr"]) for group in groups]
         for group, proportion in zip(groups, self._proportions, strict=True):
             group["lr"] = _written(group["lr"], self._rate * proportion)
@@ -195,13 +200,13 @@ class SupTickets:
         """Put the user's rate back, where their scheduler expects it."""
         if self._users is None or self.network.state is None:
             return
-        for group, rate in zip(self.network.state.optimizer.param_groups, self._users, strict=True):
+        for group, rate in zip(self.network.state.optimizer.param_groups, self._users, strict=False):
             group["lr"] = _written(group["lr"], rate)
         self._users = None
 
     def holds(self, step: int) -> bool:
-        """Inside the cycles, the method makes no updates of its own."""
-        return self.phase(step) is not None
+        """From the first cycle on, the method makes no updates of its own."""
+        return step > self.start
 
     def after_step(self) -> None:
         """Collect at the end of a cycle, explore once a cycle."""
@@ -221,6 +226,8 @@ class SupTickets:
         for name, _ in model.named_buffers():  # batch-norm statistics differ between ranks
             if isinstance(ticket.dense.get(name), Tensor):
                 ticket.dense[name] = ranks.of_rank_0(ticket.dense[name])
+        changing = self.network.changing.values()
+        self.superposition.fixed = {key for key, w in sparse_weights(model) if w not in changing}
         self.superposition.add(ticket)
         self.collected.append(self.network.step)
         if self.keep:
@@ -260,9 +267,7 @@ class SupTickets:
         network = self.network
         nonzero = None
         if self.collected:
-            nonzero = (
-                sum(self.superposition.result().counts().values()) if network.weights else network.nonzero
-            )
+            nonzero = self.superposition.nonzero if network.weights else network.nonzero
         return {
             "method": network.method.name,
             "rule": self.superposition.rule,
@@ -282,6 +287,7 @@ class SupTickets:
         """Everything needed to go on in the middle of a cycle: tensors and plain values."""
         average = self.superposition.average
         return {
+            "settings": self._settings(),
             "average": None if average is None else average.pack(),
             "total": self.superposition.total,
             "targets": dict(self.superposition.targets),
@@ -291,8 +297,23 @@ class SupTickets:
             "proportions": self._proportions,
         }
 
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same to go on."""
+        names = ("total_steps", "cycle_steps", "cycles", "explore_at", "include_start", "keep")
+        averaging = ("rule", "beta", "prune", "prune_when")
+        return {n: getattr(self, n) for n in names} | {n: getattr(self.superposition, n) for n in averaging}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`; build everything first, then load network, optimizer and this."""
+        parts = {"settings", "average", "total", "targets", "collected", "explored", "kept", "proportions"}
+        if not isinstance(state, Mapping) or not parts <= set(state):
+            raise SparsityError("this is not the state of SupTickets: save tickets.state_dict()")
+        ours, theirs = self._settings(), state["settings"]
+        differing = [
+            f"{key}: {theirs.get(key)} -> {ours[key]}" for key in ours if ours[key] != theirs.get(key)
+        ]
+        if differing:
+            raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
         average, device = state["average"], next(self.network.model.parameters()).device
         self.superposition.average = None if average is None else Ticket.unpack(average).to(device)
         self.superposition.total = state["total"]
@@ -301,15 +322,6 @@ class SupTickets:
         self.collected, self.explored = list(state["collected"]), list(state["explored"])
         self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]
         self._proportions = state["proportions"]
-
-
-_CHOICES = {"batch_norm": ("average", "recompute"), "explore_at": ("start", "end")}
-
-
-def _one_of(option: str, value: str) -> str:
-    if value not in _CHOICES[option]:
-        raise unknown(option, value, _CHOICES[option])
-    return value
 
 
 def _rates(lr: tuple[float, float]) -> tuple[float, float]:
@@ -323,24 +335,25 @@ def _rates(lr: tuple[float, float]) -> tuple[float, float]:
 def _cycle(schedule: str | Callable[[float, float, float], float]) -> Cycle:
     if callable(schedule):
         return Cycle(schedule)
-    if schedule not in CYCLES:
-        raise unknown("schedule", schedule, CYCLES)
-    return CYCLES[schedule]
+    return CYCLES[choice("schedule", schedule, CYCLES)]
 
 
 def _criteria(criteria: Criteria, cycles: int) -> list[tuple[str, str]] | None:
     """One (prune, grow) pair for each cycle."""
     if criteria is None:
         return None
+    wrong = (
+        f"criteria must be one (prune, grow) pair, or one for each of the {cycles} cycles, not {criteria!r}"
+    )
+    if not isinstance(criteria, list | tuple):
+        raise SparsityError(wrong)
     one = len(criteria) == 2 and all(isinstance(name, str) for name in criteria)
-    pairs: list[Any] = [tuple(criteria)] * cycles if one else [tuple(pair) for pair in criteria]
-    if len(pairs) != cycles:
-        raise SparsityError(
-            f"criteria must be one (prune, grow) pair, or one for each of the {cycles} cycles"
-        )
+    pairs: list[Any] = [criteria] * cycles if one else list(criteria)
+    if len(pairs) != cycles or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise SparsityError(wrong)
     for prune, grow in pairs:
         prune_criterion(prune), grow_criterion(grow)
-    return pairs
+    return [(prune, grow) for prune, grow in pairs]
 
 
 def _read(rate: float | Tensor) -> float | Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,30 +18,39 @@ class DenseView(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Results are plain tensors."""
+        """Views of it are such views too; all other results are plain tensors."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        in_place = name in _WRITING or (
-            name.endswith("_") and not name.startswith("_") and name not in _HARMLESS
-        )
-        written = [kwargs.get("out"), *((*args[:1], kwargs.get("tensor")) if in_place else ())]
-        if any(isinstance(tensor, cls) for tensor in written):
+        if name == "requires_grad_" or func == Tensor.requires_grad.__set__:  # type: ignore[attr-defined]
+            raise SparsityError("freeze a sparse weight through its module: module.requires_grad_(False)")
+        if any(isinstance(tensor, cls) for tensor in _written(name, args, kwargs)):
             raise SparsityError(
                 f"{name} on a sparse weight would be lost: initialise before sparsify, or assign a dense "
                 "tensor (module.weight = tensor), whose values the living connections take"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            return result.as_subclass(cls) if func == Tensor.data.__get__ else result  # type: ignore[attr-defined]
+            view = name in _VIEWS or func == Tensor.data.__get__  # type: ignore[attr-defined]
+            return result.as_subclass(cls) if view else result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved and copied as the plain tensor that it is."""
-        return self.detach().__reduce_ex__(protocol)
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.detach().as_subclass(Tensor).__reduce_ex__(protocol)
 
 
-_HARMLESS = {"requires_grad_", "detach_", "share_memory_", "rename_"}
-_WRITING = {
-    "__setitem__",
-    "__set__",
-    *(f"__i{o}__" for o in ("add", "sub", "mul", "truediv", "pow", "matmul")),
+_VIEWS = {
+    *("detach", "__getitem__", "view", "view_as", "reshape", "flatten", "t", "transpose", "permute"),
+    *("select", "narrow", "squeeze", "unsqueeze"),
 }
+_HARMLESS = {"detach_", "share_memory_", "rename_"}
+_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
+_WRITING = {"__setitem__", "__set__", *_OPERATORS}
+
+
+def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+    """The arguments that a function writes into, by its name and by `out=`."""
+    yield kwargs.get("out")
+    if name in _WRITING or (name.endswith("_") and not name.startswith("__") and name not in _HARMLESS):
+        yield kwargs.get("tensor")
+        yield from args[0] if args and isinstance(args[0], list | tuple) else args[:1]

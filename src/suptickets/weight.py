@@ -224,9 +224,9 @@ class SparseWeight(nn.Module):
 
     def problem(self, values: Tensor | None, rows: Tensor | None) -> str | None:
         """What keeps `values` at `rows` from being connections of this weight."""
-        if values is None:
+        if not isinstance(values, Tensor):
             return f"{self.name}: the state has no values for it"
-        if rows is None:
+        if not isinstance(rows, Tensor):
             return f"{self.name}: the state has no positions, so it is not that of a sparse network"
         if rows.dim() != 1 or values.shape != (len(rows), *[1] * (len(self.shape) - 1)):
             return f"{self.name}: {tuple(values.shape)} values do not fit {tuple(rows.shape)} positions"

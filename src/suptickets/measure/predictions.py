@@ -41,8 +41,9 @@ class Tally:
 
     @torch.no_grad()
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch of logits (log-probabilities will do)."""
-        log_probabilities = log_softmax(logits.double(), dim=1)
+        """Count a batch of logits (log-probabilities will do); classes at +infinity share all there is."""
+        finite = logits.double().nan_to_num(torch.nan, torch.finfo(torch.float64).max, -torch.inf)
+        log_probabilities = log_softmax(finite, dim=1)
         confidence, predicted = log_probabilities.exp().max(dim=1)
         index = (confidence * self.bins).ceil().long().clamp_(1, self.bins) - 1
         self.nll -= log_probabilities.gather(1, labels[:, None]).sum()

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
+from suptickets.criteria import grow_criterion, prune_criterion
 from suptickets.distribution import DISTRIBUTIONS, counts
-from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
 from suptickets.schedules import cosine
 
@@ -39,8 +40,7 @@ class Method:
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         self.sparsity = fraction("sparsity", self.sparsity)
-        if self.distribution not in DISTRIBUTIONS:
-            raise unknown("distribution", self.distribution, DISTRIBUTIONS)
+        choice("distribution", self.distribution, DISTRIBUTIONS)
 
     @property
     def initial(self) -> float:
@@ -55,11 +55,15 @@ class Method:
     def begin(self, network: SparseNetwork) -> None:
         """Choose the first connections; all are alive when this is called."""
         shapes = [weight.shape for weight in network.weights.values()]
-        dense = {0} if self.dense_first else set()
-        dense |= {len(shapes) - 1} if self.dense_last else set()
         names = list(network.weights)
+        dense = {names.index(name) for name in self.kept_dense(network)}
         assigned = counts(shapes, self.initial, self.distribution, dense=dense, names=names)
         network.prune(dict(zip(names, assigned, strict=True)), by="random")
+
+    def kept_dense(self, network: SparseNetwork) -> list[str]:
+        """The layers that keep all their connections from the start to the end."""
+        names = list(network.weights)
+        return [*names[: self.dense_first], *names[len(names) - self.dense_last :]]
 
     def needs_gradient(self, step: int) -> bool:
         """Whether step number `step` (the first is 1) needs the gradient of all positions."""
@@ -103,14 +107,14 @@ class Dynamic(Method):
         super().__post_init__()
         fraction("rate", self.rate, one=True)
         fraction("stop", self.stop, one=True)
-        if self.decay not in ("constant", "cosine"):
-            raise unknown("decay", self.decay, ("constant", "cosine"))
+        choice("decay", self.decay, ("constant", "cosine"))
         if self.total_steps is None and (self.decay == "cosine" or self.stop < 1):
             raise SparsityError(
                 "decay='cosine' and a stop below 1 need total_steps, the steps of the training"
             )
-        if not isinstance(self.interval, int) or self.interval < 1:
-            raise SparsityError(f"interval must be at least 1 whole step, not {self.interval!r}")
+        whole("interval", self.interval)
+        if self.total_steps is not None:
+            whole("total_steps", self.total_steps)
 
     @property
     def last(self) -> float:
@@ -126,8 +130,9 @@ class Dynamic(Method):
         return self.rate if self.decay == "constant" else cosine(step, round(self.last), self.rate)
 
     def needs_gradient(self, step: int) -> bool:
-        """Only the steps after which something is grown by gradient."""
-        return self.grow == "gradient" and self.due(step)
+        """Only the steps after which something is chosen by gradient."""
+        criteria = prune_criterion(self.prune), grow_criterion(self.grow)
+        return any(criterion.needs_gradient for criterion in criteria) and self.due(step)
 
     def update(self, network: SparseNetwork, step: int) -> None:
         """Prune a share of each layer, grow as many."""

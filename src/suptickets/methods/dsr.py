@@ -37,7 +37,7 @@ class DSR(Dynamic):
         """Refuse what cannot be."""
         super().__post_init__()
         fraction("tolerance", self.tolerance)
-        if not self.threshold > 0:
+        if not isinstance(self.threshold, int | float) or not 0 < self.threshold < float("inf"):
             raise SparsityError(f"threshold must be above 0, not {self.threshold!r}")
         self._threshold = self.threshold
 
@@ -45,7 +45,7 @@ class DSR(Dynamic):
         """Prune below the threshold, adapt it, grow as many."""
         if not self.due(step):
             return
-        weights = network.trained
+        weights = network.changing
         kept = {name: max(int((w.values.abs() >= self._threshold).sum()), 1) for name, w in weights.items()}
         freed = sum(w.nonzero - kept[name] for name, w in weights.items())
         self._adapt(freed, self.rate_at(step) * network.nonzero)

@@ -6,7 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from suptickets.errors import SparsityError, fraction
+from suptickets.errors import SparsityError, fraction, whole
 from suptickets.methods.base import Dynamic
 from suptickets.network import SparseNetwork
 from suptickets.schedules import cubic
@@ -38,7 +38,7 @@ class GraNet(Dynamic):
             raise SparsityError(
                 f"initial_sparsity {self.initial_sparsity:g} is above the target {self.sparsity:g}"
             )
-        if not 0 <= self.prune_start < self.prune_end:
+        if not whole("prune_start", self.prune_start, 0) < whole("prune_end", self.prune_end):
             raise SparsityError("prune_end must come after prune_start")
 
     @property
@@ -53,11 +53,12 @@ class GraNet(Dynamic):
 
     def begin(self, network: SparseNetwork) -> None:
         """Half of the connections, at random; refuse a target at which a layer would have none."""
-        layers, total = len(network.weights), network.parameters_total
-        if round((1 - self.sparsity) * total) < layers:
+        total, free = network.parameters_total, network.changing
+        needed = sum(w.size for name, w in network.weights.items() if name not in free) + len(free)
+        if round((1 - self.sparsity) * total) < needed:
             raise SparsityError(
-                f"at sparsity {self.sparsity:g} one of the {layers} layers would lose all its connections: "
-                f"use at most {math.floor((1 - layers / total) * 1e6) / 1e6:.6f}"
+                f"at sparsity {self.sparsity:g} one of the {len(network.weights)} layers would lose all its "
+                f"connections: use at most {math.floor((1 - needed / total) * 1e6) / 1e6:.6f}"
             )
         super().begin(network)
 

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from suptickets.criteria import prune_criterion
-from suptickets.errors import unknown
+from suptickets.errors import choice
 from suptickets.methods.base import Dynamic
 
 
@@ -29,6 +29,5 @@ class SET(Dynamic):
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         super().__post_init__()
-        if self.pruning not in ("magnitude", "signed"):
-            raise unknown("pruning", self.pruning, ("magnitude", "signed"))
+        choice("pruning", self.pruning, ("magnitude", "signed"))
         self.prune = prune_criterion(self.pruning).name  # type: ignore[misc]

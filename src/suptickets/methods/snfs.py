@@ -52,7 +52,7 @@ class SNFS(Dynamic):
         """Prune a share of each layer, grow as many in total, where the momentum is."""
         if not self.due(step) or not network.gradients_ready():
             return
-        weights = {name: w for name, w in network.trained.items() if w.momentum is not None}
+        weights = {name: w for name, w in network.changing.items() if w.momentum is not None}
         rate = self.rate_at(step)
         kept = {name: max(w.nonzero - int(rate * w.nonzero + 0.5), 1) for name, w in weights.items()}
         shares = [float(w.momentum.gather(0, w.positions).abs().mean()) for w in weights.values()]  # type: ignore[union-attr]

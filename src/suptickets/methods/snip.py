@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -11,9 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, whole
 from suptickets.methods.base import Method
 from suptickets.network import SparseNetwork
+from suptickets.weight import SUFFIX
 
 
 @dataclass
@@ -44,25 +46,25 @@ class SNIP(Method):
         super().__post_init__()
         if self.backward is None and (self.data is None or self.loss is None):
             raise SparsityError("SNIP needs data and loss, or backward (a function that calls backward())")
+        if self.data is not None and not isinstance(self.data, Iterable):
+            raise SparsityError(
+                f"SNIP's data must be batches (x, y), for instance a loader, not {self.data!r}"
+            )
+        whole("batches", self.batches)
 
     def begin(self, network: SparseNetwork) -> None:
-        """Measure on the dense network, keep the best; buffers and random state stay as they were."""
-        model = network.model
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-        network.request_gradient()
-        with torch.random.fork_rng(devices=sorted(devices, key=str)), torch.enable_grad():
-            self._backward(model)
-        total = round((1 - self.sparsity) * network.parameters_total)
-        if not network.gradients_ready():
-            raise SparsityError("SNIP's gradients are not finite: check the data and the loss")
-        counts = network.global_counts(total, by="sensitivity", at_least=0)
-        network.prune(counts, by="sensitivity")
-        network.release_gradient()
-        model.zero_grad()
-        for name, buffer in model.named_buffers():
-            if buffer.shape == buffers[name].shape and not name.endswith("positions"):
-                buffer.copy_(buffers[name])
+        """Measure on the dense network, keep the best; all else of the model stays as it was."""
+        with _left_alone(network.model):
+            network.request_gradient()
+            self._backward(network.model)
+            if not any(weight.gradient is not None for weight in network.weights.values()):
+                raise SparsityError("SNIP got no gradient: give at least one batch, and call backward()")
+            if not network.gradients_finite():
+                raise SparsityError("SNIP's gradients are not finite: check the data and the loss")
+            total = round((1 - self.sparsity) * network.parameters_total)
+            counts = network.global_counts(total, by="sensitivity", at_least=0)
+            network.prune(counts, by="sensitivity")
+            network.release_gradient()
         empty = [name for name, count in counts.items() if count == 0]
         if empty:
             warnings.warn(f"SNIP left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=3)
@@ -73,5 +75,30 @@ class SNIP(Method):
             return
         assert self.data is not None and self.loss is not None
         device = next(model.parameters()).device
-        for x, y in islice(self.data, self.batches):
+        for batch in islice(self.data, self.batches):
+            if not isinstance(batch, list | tuple) or len(batch) != 2:
+                raise SparsityError("SNIP's data must give pairs (x, y); or use backward=")
+            x, y = batch
             self.loss(model(x.to(device)), y.to(device)).backward()
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """Put buffers, gradients and the random state back."""
+    buffers = {
+        name: b.clone() for name, b in model.named_buffers() if not name.endswith(f"{SUFFIX}.positions")
+    }
+    gradients = {parameter: parameter.grad for parameter in model.parameters()}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=sorted(devices, key=str)), torch.enable_grad():
+            model.zero_grad()
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+        for parameter, gradient in gradients.items():
+            fits = gradient is not None and gradient.shape == parameter.shape
+            parameter.grad = gradient if fits else None

@@ -38,6 +38,7 @@ def model(settings: Settings, data: Data) -> nn.Module:
     torch.manual_seed(settings.seed)
     build = partial(_build, settings.model, data)
     if settings.method == "small-dense":
+        _check_width(settings.model)
         return SmallDense(settings.sparsity).narrow(build)
     return build(1.0)
 
@@ -49,12 +50,15 @@ def _build(name: str, data: Data, width: float) -> nn.Module:
     function = _imported(name)
     known = {"classes": data.classes, "channels": channels, "size": size, "width": width}
     accepted = inspect.signature(function).parameters
-    if width != 1 and "width" not in accepted:
-        raise SparsityError(f"{name} takes no argument `width`, so small-dense cannot narrow it")
     built = function(**{key: value for key, value in known.items() if key in accepted})
     if not isinstance(built, nn.Module):
         raise SparsityError(f"{name} must return a torch.nn.Module, not {type(built).__name__}")
     return built
+
+
+def _check_width(name: str) -> None:
+    if ":" in name and "width" not in inspect.signature(_imported(name)).parameters:
+        raise SparsityError(f"{name} takes no argument `width`, so small-dense cannot narrow it")
 
 
 def _imported(name: str) -> Callable[..., Any]:
@@ -144,10 +148,8 @@ def learning_rate(settings: Settings, steps: int) -> Schedule:
 
 
 def loss(settings: Settings, logits: Tensor, y: Tensor) -> Tensor:
-    """Summed over the samples."""
-    return cross_entropy(
-        logits.to(torch.promote_types(logits.dtype, torch.float32)),
-        y,
-        reduction="sum",
-        label_smoothing=settings.label_smoothing,
-    )
+    """The mean over the samples, in float32 at least; 0 if there are none."""
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    reduction = "mean" if len(y) else "sum"
+    return cross_entropy(logits, y, reduction=reduction, label_smoothing=settings.label_smoothing)

@@ -26,7 +26,7 @@ def evaluate(
     if not file.exists():
         raise SparsityError(f"there is no ticket at {file}: give a finished run's folder, or a ticket file")
     state, about = read_ticket(file)
-    if not {"settings", "nonzero", "parameters"} <= about.keys():
+    if not {"settings", "nonzero", "parameters"} <= about.keys() or not isinstance(about["settings"], dict):
         raise SparsityError(f"{file} does not say which model it is: it was not written by suptickets train")
     settings = settings_from(about["settings"])
     settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)

@@ -87,8 +87,11 @@ class RunFolder:
     def log(self, line: Mapping[str, Any]) -> None:
         """Add a line to the metrics."""
         try:
-            with self.metrics.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            file = os.open(self.metrics, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                os.write(file, f"{json.dumps(line)}\n".encode())
+            finally:
+                os.close(file)
         except OSError as error:
             raise TrainingError(f"cannot write {self.metrics} ({error.strerror})") from error
 
@@ -144,7 +147,7 @@ def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A ticket file: tensors, and what was saved about them."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("suptickets", "{}"))
+            about = dict(json.loads((file.metadata() or {}).get("suptickets", "{}")))
             return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
     except Exception as error:
         raise SparsityError(f"cannot read a ticket from {path}: {_line(error)}") from error

@@ -22,6 +22,7 @@ from suptickets.tickets import SupTickets, epochs_to_steps
 from suptickets.training import build
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.loggers import Logger
+from suptickets.training.meter import Meter
 from suptickets.training.processes import Processes
 from suptickets.training.progress import Progress
 from suptickets.training.settings import Settings
@@ -64,7 +65,7 @@ class Trainer:
         self.rate = build.learning_rate(settings, self.steps)
         self.cost = TrainingCost(flops(self.model, self._example()), self.network.layers)
         self.forward = self._wrapped()
-        self.meter = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: see `_count`
+        self.meter = Meter()
         self.start: Scores | None = None
         self.scores: list[Scores] = []
         self.saved: int | None = None  # the step of the last checkpoint
@@ -105,31 +106,26 @@ class Trainer:
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """Forward, backward, optimizer, on this process's share of the batch."""
-        rate = self.rate(self.network.step + 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        dense = any(weight.canvas is not None for weight in self.network.weights.values())
-        self.cost.step(dense_gradient=dense)
-        weight = self._weight()
+            group["lr"] = self.rate(self.network.step + 1)
+        self.cost.step(dense_gradient=any(w.canvas is not None for w in self.network.weights.values()))
+        weight = self._weight(len(y))
         self.optimizer.zero_grad()
         with self.autocast():
             logits = self.forward(x)
         loss = build.loss(self.settings, logits, y)
         loss.backward(weight)
         self.optimizer.step()
-        self._count(loss, logits, y)
+        self.meter.add(loss, logits, y)
 
-    def _weight(self) -> Tensor:
-        """Of a sample, so that the mean over processes is that over all samples of the batch."""
+    def _weight(self, count: int) -> Tensor | None:
+        """Of the mean over these samples, so that the mean over processes is that over all samples."""
         size, place = self.settings.batch_size, self.network.step % self.steps
         total = min(size, self.data.train_size - place * size)
-        return torch.tensor(self.processes.world / total, dtype=self.dtype, device=self.processes.device)
-
-    @torch.no_grad()
-    def _count(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-        """Add to the epoch's meter: loss, right predictions, steps with a finite loss; waits for nothing."""
-        right = (logits.argmax(1) == y).sum()
-        self.meter += torch.stack((loss.double(), right.double(), torch.isfinite(loss).double()))
+        share = count * self.processes.world / total
+        if share == 1:
+            return None
+        return torch.tensor(share, dtype=self.dtype, device=self.processes.device)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """bf16 where it is asked for."""
@@ -153,14 +149,14 @@ class Trainer:
                     if self.network.step % self.steps == 0:
                         self._end_epoch(folder, progress, log)
                     elif progress.due():
-                        self._show(progress, self._line(self.meter))
+                        self._show(progress, self._line(self.meter.values()))
                     self._pause(folder, stop)
             return self._finish(folder)
 
     def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         s, p, done = self.settings, self.processes, self.network.step - epoch * self.steps
         if done == 0:
-            self.meter.zero_()
+            self.meter.reset()
         self.model.train()
         return self.data.train_batches(
             s.batch_size,
@@ -198,7 +194,7 @@ class Trainer:
 
     def _end_epoch(self, folder: RunFolder, progress: Progress, log: Logger) -> None:
         self._check_loss()
-        meter = self.meter.clone()
+        meter = self.meter.values()
         self.processes.sum([meter])
         line, every = self._line(meter), self.settings.evaluate_every
         self._show(progress, line)
@@ -211,7 +207,7 @@ class Trainer:
     def _check_loss(self) -> None:
         """Stop when the loss is not finite, in whichever process."""
         step = self.network.step
-        missed = self.processes.most((step - 1) % self.steps + 1 - int(self.meter[2]))
+        missed = self.processes.most((step - 1) % self.steps + 1 - int(self.meter.values()[2]))
         if missed:
             saved = self.saved
             kept = (
@@ -268,7 +264,7 @@ class Trainer:
             "cost": [self.cost.steps, self.cost.spent],
             "start": None if self.start is None else self.start.as_dict(),
             "scores": [scores.as_dict() for scores in self.scores],
-            "meter": p.gather(self.meter.cpu()),
+            "meter": p.gather(self.meter.values()),
             "rng": p.gather(torch.get_rng_state()),
             "cuda_rng": p.gather(torch.cuda.get_rng_state()) if cuda else None,
         }
@@ -284,11 +280,10 @@ class Trainer:
         self.scores = [Scores(**scores) for scores in state["scores"]]
         rank, meters = self.processes.rank, state["meter"]
         if len(meters) == self.processes.world:
-            self.meter.copy_(meters[rank])
+            self.meter.load(meters[rank])
         else:
-            finite = min(float(meter[2]) for meter in meters)
-            sums = torch.stack(meters).sum(0) if rank == 0 else torch.zeros(3)
-            self.meter.copy_(torch.tensor([float(sums[0]), float(sums[1]), finite]))
+            seen = torch.stack(meters)
+            self.meter.load(torch.cat([seen[:, :2].sum(0) * (rank == 0), seen[:1, 2]]))
         torch.set_rng_state(state["rng"][rank % len(meters)])
         if state["cuda_rng"] is not None and self.processes.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"][rank % len(meters)])

@@ -1,0 +1,247 @@
+"""The command line: its surface (`schema.json`), help, lists, progress on a terminal or not, loggers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import types
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import suptickets as st
+from suptickets import cli
+from suptickets.training.progress import clock
+from suptickets.training.settings import Settings, recipes, resolve
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "schema.json").read_text())
+SHORT = ("train", "--epochs", "2", "--booster", "none", "--batch-size", "500")
+COMMANDS = ("train", "evaluate", "list", "flops")
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def check(value: Any, schema: dict[str, Any]) -> None:
+    """As much of JSON schema as schema.json uses."""
+    known = {"type", "properties", "required", "additionalProperties", "items", "anyOf", "$ref", "minimum"}
+    assert schema.keys() <= known | {"maximum", "minProperties", "maxProperties"}
+    if "$ref" in schema:
+        return check(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
+    if "anyOf" in schema:
+        return check(value, schema["anyOf"][value is None])
+    assert isinstance(value, TYPES[schema["type"]]) and not isinstance(value, bool), (value, schema)
+    if isinstance(value, dict):
+        assert set(schema.get("required", ())) <= value.keys() <= schema["properties"].keys()
+        assert schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", 99)
+        for key, item in value.items():
+            check(item, schema["properties"][key])
+    for item in value if isinstance(value, list) else ():
+        check(item, schema["items"])
+    if isinstance(value, int | float):
+        assert schema.get("minimum", value) <= value <= schema.get("maximum", value)
+    return None
+
+
+def output(capsys, *arguments: Any) -> Any:
+    assert cli.main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# ---- the surface changes only on purpose: with schema.json ----
+
+
+def test_outputs(capsys, tmp_path: Path) -> None:
+    boosted = ("train", "--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--batch-size", 500)
+    check(output(capsys, *boosted, "--out", tmp_path / "a"), SCHEMA["outputs"]["train"])
+    check(output(capsys, *SHORT, "--out", tmp_path / "b"), SCHEMA["outputs"]["train"])
+    check(output(capsys, *SHORT, "--seeds", 2, "--out", tmp_path / "c"), SCHEMA["outputs"]["train --seeds"])
+    check(output(capsys, "evaluate", tmp_path / "a"), SCHEMA["outputs"]["evaluate"])
+    check(output(capsys, "flops", "--model", "vgg-small"), SCHEMA["outputs"]["flops"])
+    assert SCHEMA["outputs"]["list"]["properties"].keys() == cli.LISTS.keys()
+    for kind in cli.LISTS:
+        listed = output(capsys, "list", kind)
+        check(listed, SCHEMA["outputs"]["list"])
+        assert len(listed[kind]) > 1
+
+
+def test_the_validator_refuses() -> None:
+    for value in ({}, {"accuracy": 2, "nll": 1, "ece": 0}, {"accuracy": "1", "nll": 1, "ece": 0}):
+        with pytest.raises(AssertionError):
+            check(value, {"$ref": "#/$defs/scores"})
+
+
+def test_flags() -> None:
+    commands = next(action for action in cli.parser()._actions if action.dest == "command").choices
+    assert set(commands) == set(COMMANDS) == SCHEMA["flags"].keys()
+    for name, command in commands.items():
+        flags = sorted(s for action in command._actions for s in action.option_strings if s.startswith("--"))
+        assert flags == SCHEMA["flags"][name]
+    assert {f"--{name.replace('_', '-')}" for name in inspect.get_annotations(Settings)} < set(
+        SCHEMA["flags"]["train"]
+    )
+
+
+@pytest.mark.parametrize("name", SCHEMA["python"])
+def test_signatures(name: str) -> None:
+    assert str(inspect.signature(getattr(st, name))).replace("'", "") == SCHEMA["python"][name]
+
+
+def test_all_of_the_python_surface_is_listed() -> None:
+    assert {*SCHEMA["python"], "Method", "SparseNetwork", "SparsityError"} == set(st.__all__)
+
+
+# ---- help, lists, tables ----
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help(capsys, command: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*command, "--help"])
+    out = capsys.readouterr().out
+    assert left.value.code == 0 and out.startswith(" ".join(("usage: suptickets", *command)))
+    flags = SCHEMA["flags"][command[0]] if command else COMMANDS
+    assert all(flag in out for flag in flags)
+
+
+def test_python_m_and_the_script(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("suptickets")
+    for command in ([sys.executable, "-m", "suptickets"], [str(script)]):
+        done = subprocess.run([*command, "list", "boosters"], capture_output=True, text=True)
+        assert done.returncode == 0 and "sup-tickets" in done.stdout
+
+
+@pytest.mark.parametrize("kind", cli.LISTS)
+def test_lists_for_people(capsys, kind: str) -> None:
+    assert cli.main(["list", kind]) == 0
+    out, names = capsys.readouterr().out, [entry["name"] for entry in output(capsys, "list", kind)[kind]]
+    assert all(any(line.startswith(name) for line in out.splitlines()) for name in names)
+
+
+def test_names_of_the_design(capsys) -> None:
+    listed = {kind: [e["name"] for e in output(capsys, "list", kind)[kind]] for kind in cli.LISTS}
+    assert " ".join(listed["methods"]) == "dense small-dense static snip set rigl granet gmp snfs dsr"
+    assert {"vgg16", "resnet50", "wrn28-10", "resnet50-imagenet"} <= set(listed["models"])
+    assert " ".join(listed["data"]) == "digits fashion-mnist cifar10 cifar100 imagenet folder"
+    assert {"digits", "paper-cifar", "published-cifar", "paper-imagenet"} <= set(listed["recipes"])
+    assert {"none", "sup-tickets"} <= set(listed["boosters"])
+
+
+def test_flops_for_people(capsys) -> None:
+    assert cli.main(["flops", "--model", "vgg-small", "--sparsity", "0.9"]) == 0
+    out = capsys.readouterr().out
+    assert "forward_flops_dense" in out and "conv" in out
+
+
+def test_flops_of_the_literature(capsys) -> None:
+    """ResNet-50 on ImageNet, ERK: the notes on the paper have 0.242 at 90 %."""
+    counted = output(capsys, "flops", "--model", "resnet50-imagenet", "--sparsity", 0.9)
+    assert (counted["parameters"], counted["forward_flops_dense"]) == (25_502_912, 8_178_368_512)
+    assert round(counted["ratio"], 3) == 0.242
+
+
+def test_recipes_name_every_hyper_parameter() -> None:
+    required = {field.name for field in fields(Settings) if field.default is MISSING}
+    for name, recipe in recipes().items():
+        assert recipe.keys() == {"summary", *required}, name
+        resolve({"recipe": name})
+
+
+def test_table_at_the_end(capsys, tmp_path: Path) -> None:
+    arguments = ("train", "--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--batch-size", 500)
+    assert cli.main([*map(str, arguments), "--out", str(tmp_path)]) == 0
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert rows[1:5] == ["before the cycles", "ticket 1", "ticket 2", "superposed"]
+    assert rows[5] == f"everything is in {tmp_path}"
+
+
+# ---- progress ----
+
+
+def test_plain_progress(capsys, tmp_path: Path) -> None:
+    assert cli.main([*SHORT, "--out", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    first, second = err.splitlines()
+    assert first.startswith("epoch 1/2  normal  lr 0.1  loss ") and second.startswith("epoch 2/2  normal  ")
+    assert all(word in first for word in ("accuracy ", "sparsity 90.00%", "samples/s", "0:0"))
+
+
+def test_progress_on_a_terminal(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    command = [sys.executable, "-m", "suptickets", *SHORT, "--out", str(tmp_path), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, env=environment)
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(master, 10_000)
+        except OSError:  # the other end is closed
+            break
+    os.close(master)
+    out = process.communicate()[0]
+    assert process.returncode == 0 and json.loads(out)["epochs"] == 2
+    assert b"\x1b[2K" in seen  # a line that is written over
+    assert b"epoch 2/2  normal" in re.sub(rb"\x1b\[[0-9;]*m", b"", seen)
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 59.6, 125, 3723)] == ["0:00", "1:00", "2:05", "1:02:03"]
+
+
+# ---- loggers ----
+
+
+def test_tensorboard(capsys, tmp_path: Path, monkeypatch) -> None:
+    logged: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, path: str) -> None:
+            assert path == str(tmp_path / "tensorboard")
+
+        def add_scalar(self, key: str, value: float, step: int) -> None:
+            logged.append((key, value, step))
+
+        def flush(self) -> None:
+            pass
+
+    stub = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
+    output(capsys, *SHORT, "--out", tmp_path, "--log", "tensorboard")
+    assert [step for key, _, step in logged if key == "loss"] == [3, 6]
+    assert {key for key, _, _ in logged} == {"epoch", "lr", "loss", "train_accuracy", "sparsity"}
+
+
+def test_wandb(capsys, tmp_path: Path, monkeypatch) -> None:
+    logged: list[int] = []
+    asked: dict[str, Any] = {}
+
+    def init(**options: Any) -> Any:
+        asked.update(options)
+        return types.SimpleNamespace(log=lambda line, step: logged.append(step))
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    output(capsys, *SHORT, "--out", tmp_path, "--log", "wandb")
+    assert logged == [3, 6] and asked["config"]["epochs"] == 2 and asked["resume"] == "allow"
+
+
+@pytest.mark.parametrize(("kind", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_logger_that_is_not_installed(capsys, tmp_path: Path, monkeypatch, kind: str, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main([*SHORT, "--out", str(tmp_path / "run"), "--log", kind]) == 2
+    err = capsys.readouterr().err
+    assert err == f"suptickets: {kind} is not installed: pip install 'suptickets[{kind}]'\n"
+    assert not (tmp_path / "run").exists()

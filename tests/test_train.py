@@ -1,0 +1,279 @@
+"""`suptickets train` and `evaluate`, in one process: every method, what a run leaves behind, going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from make_data import cifar_folder
+from safetensors.torch import load_file
+from test_resume import assert_same, contents
+from torch import nn
+from train_worker import Server
+
+from suptickets.cli import main
+from suptickets.methods import METHODS
+from suptickets.models import MODELS
+from suptickets.training import build
+from suptickets.training.settings import resolve
+
+KEYS = [
+    *("run", "data", "model", "method", "booster", "recipe", "seed", "epochs", "target_sparsity", "sparsity"),
+    *("nonzero", "parameters", "accuracy", "nll", "ece", "start", "tickets"),
+    *("train_flops_ratio", "test_flops_ratio", "seconds"),
+]
+SHORT = ("--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--prune-epochs", 1, "--interval", 2)
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cifar")
+    cifar_folder(folder, size=6)
+    return folder
+
+
+def run(capsys, *arguments: Any) -> dict[str, Any]:
+    """The JSON of a command that succeeds; stdout is that and nothing else."""
+    status = main([*map(str, arguments), "--json"])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def small(capsys, cifar: Path, out: Path, *more: Any) -> dict[str, Any]:
+    """vgg-small on 30 images: six steps, four of them in the cycles."""
+    where = ("--data", "cifar10", "--data-dir", cifar, "--model", "vgg-small", "--out", out)
+    return run(capsys, "train", *where, "--batch-size", 16, *SHORT, *more)
+
+
+@pytest.mark.parametrize("booster", ["none", "sup-tickets"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_vgg_small(
+    capsys, cifar: Path, tmp_path: Path, method: str, booster: str
+) -> None:
+    result = small(capsys, cifar, tmp_path / "run", "--method", method, "--booster", booster)
+    assert list(result) == KEYS
+    assert len(result["tickets"]) == (0 if booster == "none" else 2)
+    assert (result["start"] is None) == (booster == "none")
+    sparse = METHODS[method].sparse
+    assert result["sparsity"] == pytest.approx(0.9 if sparse else 0, abs=1e-5)
+    assert 1 - result["nonzero"] / result["parameters"] == result["sparsity"]
+    assert (result["test_flops_ratio"] < 0.5) == (result["train_flops_ratio"] < 1) == sparse
+    evaluated = run(capsys, "evaluate", tmp_path / "run")
+    assert evaluated == {key: result[key] for key in ("accuracy", "nll", "ece", "sparsity", "nonzero")}
+
+
+def test_the_ticket_has_exact_zeros(capsys, cifar: Path, tmp_path: Path) -> None:
+    result = small(capsys, cifar, tmp_path / "run", "--method", "static", "--booster", "none")
+    weights = [t for t in load_file(tmp_path / "run" / "ticket.safetensors").values() if t.dim() > 1]
+    assert sum(int((weight != 0).sum()) for weight in weights) == result["nonzero"]
+    assert sum(weight.numel() for weight in weights) == result["parameters"]
+
+
+def test_evaluate_a_ticket_file_on_other_data(capsys, cifar: Path, tmp_path: Path) -> None:
+    small(capsys, cifar, tmp_path / "run")
+    cifar_folder(tmp_path / "other", size=9, seed=5)
+    file = tmp_path / "run" / "ticket.safetensors"
+    other = run(capsys, "evaluate", file, "--data-dir", tmp_path / "other", "--data", "cifar10")
+    assert other["nll"] != run(capsys, "evaluate", file)["nll"]
+    assert main(["evaluate", str(file), "--data", "digits"]) == 2
+    assert "does not fit vgg-small on digits" in capsys.readouterr().err
+
+
+def test_config_alone_reproduces_the_run(capsys, cifar: Path, tmp_path: Path) -> None:
+    small(capsys, cifar, tmp_path / "a", "--method", "set", "--seed", 7, "--rule", "caa")
+    run(capsys, "train", "--config", tmp_path / "a" / "config.json", "--out", tmp_path / "b")
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
+DIGITS = ("train", "--epochs", 2, "--booster", "none", "--batch-size", 500)
+
+
+def test_yaml_and_flags_over_it(capsys, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "epochs: 2\nbooster: none\nbatch-size: 500\nweight_decay: 1e-3\nmilestones: [0.5]\nsparsity: 0.5\n"
+    )
+    flags = ("--sparsity", 0.8, "--out", tmp_path / "run")
+    result = run(capsys, "train", "--config", tmp_path / "run.yaml", *flags)
+    assert result["sparsity"] == pytest.approx(0.8, abs=1e-4)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["weight_decay"], config["milestones"], config["lr"]) == (0.001, [0.5], 0.1)
+
+
+def test_again_is_done_and_force_starts_over(capsys, tmp_path: Path) -> None:
+    first = run(capsys, *DIGITS, "--out", tmp_path)
+    stamp = (tmp_path / "ticket.safetensors").stat().st_mtime_ns
+    assert main([*map(str, DIGITS), "--out", str(tmp_path)]) == 0
+    assert f"{tmp_path} is done already: --force starts over" in capsys.readouterr().err
+    assert run(capsys, *DIGITS, "--out", tmp_path, "--workers", 1) == first
+    assert run(capsys, "train", "--resume", tmp_path) == first
+    assert (tmp_path / "ticket.safetensors").stat().st_mtime_ns == stamp
+    before = contents(tmp_path)
+    run(capsys, *DIGITS, "--out", tmp_path, "--force")
+    assert (tmp_path / "ticket.safetensors").stat().st_mtime_ns > stamp
+    assert before["metrics"] == contents(tmp_path)["metrics"]
+    other = run(capsys, *DIGITS, "--out", tmp_path, "--force", "--seed", 2)
+    assert other["seed"] == 2 and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_same_settings_find_the_same_folder(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = run(capsys, *DIGITS)
+    assert Path(first["run"]).parent == Path("runs")
+    assert run(capsys, *DIGITS) == first
+    assert run(capsys, *DIGITS, "--seed", 2)["run"] != first["run"]
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_seeds(capsys, tmp_path: Path) -> None:
+    result = run(capsys, *DIGITS, "--seeds", 2, "--seed", 5, "--out", tmp_path)
+    assert list(result) == ["runs", "mean", "deviation"]
+    assert [one["seed"] for one in result["runs"]] == [5, 6]
+    assert [one["run"] for one in result["runs"]] == [str(tmp_path / "seed5"), str(tmp_path / "seed6")]
+    nll = [one["nll"] for one in result["runs"]]
+    assert result["mean"]["nll"] == pytest.approx(sum(nll) / 2)
+    assert result["deviation"]["nll"] == pytest.approx(abs(nll[0] - nll[1]) / 2**0.5)
+    assert main([*map(str, DIGITS), "--seeds", "2", "--seed", "5", "--out", str(tmp_path)]) == 0
+    assert "mean (deviation) of the seeds: accuracy" in capsys.readouterr().out
+
+
+def test_metrics(capsys, tmp_path: Path) -> None:
+    arguments = (
+        "--epochs",
+        5,
+        "--cycles",
+        2,
+        "--cycle-epochs",
+        1,
+        "--evaluate-every",
+        2,
+        "--batch-size",
+        500,
+    )
+    run(capsys, "train", *arguments, "--out", tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    always = ["epoch", "step", "phase", "lr", "loss", "train_accuracy", "sparsity"]
+    tested = [*always, "test_accuracy", "test_nll", "test_ece"]
+    assert [list(line) for line in lines] == [always, tested, always, tested, always]
+    assert [line["phase"] for line in lines] == [*["normal"] * 3, "cycle 1 of 2", "cycle 2 of 2"]
+    assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
+    assert lines[-1]["lr"] == 0.001
+
+
+def test_tickets_are_scored_before_they_are_explored(capsys, tmp_path: Path) -> None:
+    """Exploring at the end of a cycle must not change what is told of its ticket."""
+    arguments = ("--epochs", 4, "--cycles", 2, "--cycle-epochs", 1, "--batch-size", 200, "--lr-low", 0)
+    start = run(capsys, "train", *arguments, "--out", tmp_path / "a", "--explore-at", "start")["start"]
+    ends = run(capsys, "train", *arguments, "--out", tmp_path / "b", "--explore-at", "end", "--lr-high", 0)
+    assert ends["start"] == start == ends["tickets"][0]
+
+
+def test_own_model(capsys, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net(classes, channels):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))\n"
+        "def nothing():\n    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = run(capsys, *DIGITS, "--model", "mine:net", "--out", "run")
+    assert (result["model"], result["parameters"]) == ("mine:net", 640)
+    assert run(capsys, "evaluate", "run")["accuracy"] == result["accuracy"]
+    for name, message in (
+        ("mine:nothing", "must return a torch.nn.Module"),
+        ("mine:absent", "cannot import the model mine:absent"),
+        ("absent.module:net", "cannot import the model"),
+    ):
+        assert main([*map(str, DIGITS), "--model", name]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*map(str, DIGITS), "--model", "mine:net", "--method", "small-dense"]) == 2
+    assert "takes no argument `width`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_dense_narrows_each_model(name: str) -> None:
+    size = 64 if name == "resnet50-imagenet" else 32
+
+    class Images:
+        classes, shape = 10, (3, size, size)
+
+    def parameters(method: str) -> int:
+        with torch.device("meta"):
+            built = build.model(resolve({"model": name, "method": method, "sparsity": 0.8}), Images())  # type: ignore[arg-type]
+        return sum(p.numel() for p in built.parameters())
+
+    assert 0.18 < parameters("small-dense") / parameters("dense") <= 0.2
+
+
+# ---- several processes ----
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("method", ["rigl", "granet", "snfs", "dense"])
+def test_two_processes_follow_one(server: Server, tmp_path: Path, method: str) -> None:
+    """Half the batch each, ranks weighted by their samples; the last batch of 37 is uneven."""
+    arguments = ("train", "--precision", "fp64", "--epochs", 4, "--batch-size", 100, "--interval", 7)
+    arguments += ("--cycles", 2, "--cycle-epochs", 1, "--prune-epochs", 1, "--method", method, "--lr", 0.05)
+    for ranks in (1, 2):
+        log = tmp_path / f"{ranks}.log"
+        statuses = server.run(*arguments, "--out", tmp_path / str(ranks), log=log, ranks=ranks)
+        assert statuses == [0] * ranks, log.read_text()
+    one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
+    for key, tensor in one["ticket"].items():
+        torch.testing.assert_close(two["ticket"][key], tensor, rtol=0, atol=1e-9)
+    for key in ("accuracy", "nll", "ece", "start", "tickets"):
+        assert close(one["summary"][key], two["summary"][key]), key
+    lines = [[json.loads(line) for line in each["metrics"].splitlines()] for each in (one, two)]
+    assert close(*lines)
+
+
+def close(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(close(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b, strict=True))
+    return a == b if isinstance(a, str) else abs(a - b) < 1e-9
+
+
+@pytest.mark.parametrize("booster", ["none", "sup-tickets"])
+def test_batch_norm_of_two_processes(server, capsys, cifar: Path, tmp_path: Path, booster: str) -> None:
+    """Rank 0's statistics are kept, in the ticket and in the scores: `evaluate` finds the same numbers."""
+    where = ("--data", "cifar10", "--data-dir", cifar, "--model", "vgg-small", "--out", tmp_path / "run")
+    where, log = (*where, "--booster", booster), tmp_path / "log"
+    assert server.run("train", *where, "--batch-size", 15, *SHORT, log=log, ranks=2) == [0, 0], (
+        log.read_text()
+    )
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
+    evaluated = run(capsys, "evaluate", tmp_path / "run")
+    assert {key: result[key] for key in evaluated} == pytest.approx(evaluated, abs=1e-7)  # other batches
+
+
+def test_dropout_differs_between_processes(server: Server, tmp_path: Path) -> None:
+    """Each process draws from a generator of its own; all of them are in the checkpoint."""
+    arguments = ("train", "--model", "train_worker:dying", *DIGITS[1:], "--out", tmp_path / "run")
+    assert server.run(*arguments, log=tmp_path / "log", ranks=2) == [0, 0]
+    first, second = contents(tmp_path / "run")["checkpoint"]["rng"]
+    assert not torch.equal(first, second)
+
+
+def test_nothing_is_written_when_something_is_missing(capsys, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--data", "folder", "--data-dir", str(tmp_path / "no"), "--out", str(out)]) == 2
+    assert not out.exists() and capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_network_is_plain(capsys, tmp_path: Path) -> None:
+    run(capsys, *DIGITS, "--out", tmp_path)
+    model = build.model(resolve({}), type("D", (), {"classes": 10, "shape": (1, 8, 8)})())  # type: ignore[arg-type]
+    assert isinstance(model, nn.Sequential)
+    model.load_state_dict(load_file(tmp_path / "ticket.safetensors"))

@@ -1,0 +1,262 @@
+"""What a user can put right is said in one line, with status 2; what stops a run, with status 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from suptickets.cli import main
+from suptickets.training import folder as folders
+
+SHORT = ("train", "--epochs", 2, "--booster", "none", "--batch-size", 500)
+
+
+def fails(capsys, *arguments: Any, status: int = 2) -> str:
+    """The one line that the command fails with."""
+    assert main([*map(str, arguments)]) == status
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if not line.startswith("epoch ")]
+    assert out == "" and len(lines) == 1 and lines[0].startswith("suptickets: "), err
+    return lines[0]
+
+
+NAMES = [
+    ("train --data cifra10", "'cifar10'"),
+    ("train --model vgg61", "'vgg16'"),
+    ("train --method rigel", "'rigl'"),
+    ("train --booster sup-ticket", "'sup-tickets'"),
+    ("train --recipe paper-cifer", "'paper-cifar'"),
+    ("train --distribution erkk", "'erk'"),
+    ("train --rule ciaa", "'cia'"),
+    ("train --sparsty 0.9", "--sparsity"),
+    ("train --log wandbb", "'wandb'"),
+    ("evaluate --dtaa x", "--data"),
+    ("trian", "'train'"),
+    ("list method", "'methods'"),
+    ("flops --model resnet5", "'resnet50'"),
+    ("flops --distribution unifrom", "'uniform'"),
+]
+
+
+@pytest.mark.parametrize(("command", "nearest"), NAMES)
+def test_unknown_names_suggest_the_nearest(capsys, command: str, nearest: str) -> None:
+    line = fails(capsys, *command.split(), *(["x"] if command.startswith("evaluate") else []))
+    assert f"did you mean {nearest}?" in line
+
+
+def test_unknown_name_in_a_file(capsys, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("sparsitty: 0.9\n")
+    line = fails(capsys, "train", "--config", tmp_path / "c.yaml")
+    assert "there is no setting 'sparsitty': did you mean 'sparsity'?" in line
+
+
+VALUES = [
+    ("--sparsity 90", "did you mean 0.9?"),
+    ("--sparsity 1", "below 1"),
+    ("--sparsity -0.1", "at least 0"),
+    ("--sparsity nan", "sparsity must be"),
+    ("--sparsity many", "invalid float value: 'many'"),
+    ("--epochs 15", "at least 16 epochs"),
+    ("--epochs 10 --cycle-epochs 0.5 --cycles 30", "at least 16 epochs"),
+    ("--epochs 0", "--epochs must be at least 1"),
+    ("--batch-size 0", "--batch-size must be at least 1"),
+    ("--lr -1", "--lr must be at least 0"),
+    ("--lr nan", "--lr must be"),
+    ("--lr inf", "--lr must be"),
+    ("--momentum -1", "--momentum must be"),
+    ("--rate 2", "--rate"),
+    ("--label-smoothing 7", "--label-smoothing"),
+    ("--milestones 0.5 75", "did you mean 0.75?"),
+    ("--seeds 0", "--seeds must be at least 1"),
+    ("--seed -1", "--seed must be at least 0"),
+    ("--workers -1", "--workers must be at least 0"),
+    ("--cycle-epochs 0", "cycle"),
+    ("--lr-low 1", "lr"),
+    ("--method granet --epochs 20", "at least 42 --epochs"),
+    ("--method gmp --epochs 20 --booster none", "at least 27 --epochs"),
+    ("--device cuda", "use --device cpu"),
+    ("--device cuda:7", "use --device cpu"),
+    ("--device tpu", "use cpu, cuda or auto"),
+    ("--device meta", "use cpu, cuda or auto"),
+    ("--data cifar10 --data-dir /nowhere/at/all --model vgg-small", "/nowhere/at/all"),
+    ("--data folder", "data directory"),
+    ("--model vgg16 --method small-dense", "vgg16 needs images"),
+    ("--config /nowhere.json", "cannot read /nowhere.json"),
+    ("--resume /nowhere", "/nowhere holds no run"),
+    ("--resume /nowhere --out here", "leave out"),
+    ("--precision fp8", "unknown precision"),
+    ("--out /dev/null/run", "/dev/null"),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
+@pytest.mark.parametrize(("flags", "says"), VALUES)
+def test_values(capsys, tmp_path: Path, monkeypatch, flags: str, says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in fails(capsys, "train", *flags.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+FILES = [
+    ("c.json", "{", "no valid YAML or JSON"),
+    ("c.yaml", "a: [", "no valid YAML or JSON"),
+    ("c.json", "[1]", "must hold names and values, not list"),
+    ("c.yaml", "", "must hold names and values"),
+    ("c.json", '{"epochs": "many"}', "epochs must be of type int, not 'many'"),
+    ("c.json", '{"epochs": 2.5}', "epochs must be of type int"),
+    ("c.json", '{"epochs": true}', "epochs must be of type int"),
+    ("c.json", '{"lr": null}', "lr must be of type float"),
+    ("c.json", '{"include_start": 1}', "include_start must be of type bool"),
+    ("c.json", '{"milestones": ["x"]}', "milestones must be of type float"),
+    ("c.yaml", "data: 5", "data must be of type str"),
+    ("c.yaml", "\x00\xff", "no valid YAML or JSON"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), FILES)
+def test_files(capsys, tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text, encoding="latin1")
+    assert says in fails(capsys, "train", "--config", tmp_path / name)
+
+
+def trained(tmp_path: Path, capsys) -> Path:
+    run = tmp_path / "run"
+    assert main([*map(str, SHORT), "--out", str(run)]) == 0
+    capsys.readouterr()
+    return run
+
+
+def test_other_settings_in_the_folder(capsys, tmp_path: Path) -> None:
+    run = trained(tmp_path, capsys)
+    line = fails(capsys, *SHORT, "--out", run, "--lr", 0.2, "--seed", 3)
+    assert "lr: 0.1 -> 0.2; seed: 1 -> 3" in line and "--force" in line
+    assert "sparsity: 0.9 -> 0.5" in fails(capsys, "train", "--resume", run, "--sparsity", 0.5)
+    (run / "summary.json").write_text("{")
+    assert "no valid YAML or JSON" in fails(capsys, *SHORT, "--out", run)
+
+
+class Attack:
+    """Calls something when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def checkpoints(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "empty": lambda file: file.write_bytes(b""),
+        "noise": lambda file: file.write_bytes(os.urandom(3000)),
+        "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+        "list": lambda file: torch.save([1, 2], file),
+        "partial": lambda file: torch.save({"network": {}}, file),
+        "other": lambda file: torch.save(
+            {**torch.load(file), "optimizer": {"state": {}, "param_groups": []}}, file
+        ),
+        "pickle": lambda file: file.write_bytes(pickle.dumps(Attack(tmp_path / "attacked"))),
+        "attack": lambda file: torch.save({"network": Attack(tmp_path / "attacked")}, file),
+    }
+
+
+@pytest.mark.parametrize("kind", checkpoints(Path()))
+def test_damaged_checkpoints(capsys, tmp_path: Path, kind: str) -> None:
+    run = trained(tmp_path, capsys)
+    (run / "summary.json").unlink()
+    checkpoints(tmp_path)[kind](run / "checkpoint" / "last.pt")
+    assert "--force" in fails(capsys, *SHORT, "--out", run)
+    assert not (tmp_path / "attacked").exists()
+    assert main([*map(str, SHORT), "--out", str(run), "--force"]) == 0
+
+
+def test_what_is_no_ticket(capsys, tmp_path: Path) -> None:
+    assert "there is no ticket at" in fails(capsys, "evaluate", tmp_path)
+    assert "there is no ticket at" in fails(capsys, "evaluate", tmp_path / "nothing")
+    (tmp_path / "a").write_bytes(b"not a ticket")
+    assert "cannot read a ticket from" in fails(capsys, "evaluate", tmp_path / "a")
+    (tmp_path / "b").write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
+    assert "cannot read a ticket from" in fails(capsys, "evaluate", tmp_path / "b")
+    save_file({"x": torch.ones(3)}, tmp_path / "c")
+    assert "was not written by suptickets train" in fails(capsys, "evaluate", tmp_path / "c")
+    for about in ("{", "[]", '{"settings": 3, "nonzero": 1, "parameters": 1}'):
+        save_file({"x": torch.ones(3)}, tmp_path / "d", {"suptickets": about})
+        fails(capsys, "evaluate", tmp_path / "d")
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_loss_that_is_not_finite(capsys, tmp_path: Path) -> None:
+    line = fails(capsys, *SHORT, "--lr", 1e9, "--out", tmp_path / "a", status=1)
+    assert "the loss is not finite at step" in line and "(epoch 1)" in line
+    assert "there is no checkpoint yet" in line
+    warm = ("--lr", 1e9, "--warmup-epochs", 1e7, "--checkpoint-every", 0, "--epochs", 60)
+    line = fails(capsys, *SHORT, *warm, "--momentum", 1.5, "--out", tmp_path / "b", status=1)
+    saved = torch.load(tmp_path / "b" / "checkpoint" / "last.pt", weights_only=True)
+    step = saved["network"]["step"]
+    assert f"the loss is not finite at step {step + 1} " in line
+    assert f"the checkpoint of step {step} is kept" in line
+    values = [v for v in saved["network"]["model"].values() if v.is_floating_point()]
+    assert all(bool(torch.isfinite(value).all()) for value in values)
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """A process that may write small files only: the checkpoint does not fit, the old one is kept."""
+    run, small = tmp_path / "run", 20_000
+    command = [
+        sys.executable,
+        "-m",
+        "suptickets",
+        *map(str, SHORT),
+        "--checkpoint-every",
+        "0",
+        "--out",
+        str(run),
+    ]
+    (run / "checkpoint").mkdir(parents=True)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=limit)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert f"suptickets: cannot write {run / 'checkpoint' / 'last.pt'}" in done.stderr
+    assert list((run / "checkpoint").iterdir()) == []
+
+
+@pytest.mark.parametrize("writer", ["save", "save_file"])
+def test_disk_that_fills_up_keeps_the_last_checkpoint(
+    capsys, tmp_path: Path, monkeypatch, writer: str
+) -> None:
+    run = trained(tmp_path, capsys)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    (run / "summary.json").unlink()
+
+    def full(state: Any, path: Path, *more: Any) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    place = torch if writer == "save" else folders
+    monkeypatch.setattr(place, writer, full)
+    line = fails(capsys, *SHORT, "--out", run, status=1)
+    assert "No space left on device" in line and "what was there before is unchanged" in line
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    changing = {"summary.json", "last.pt"} if writer == "save_file" else {"summary.json"}
+    assert {p: b for p, b in before.items() if p.name not in changing}.items() <= after.items()
+    assert not list(run.rglob("*.part"))
+    monkeypatch.undo()
+    assert main([*map(str, SHORT), "--out", str(run), "--json"]) == 0
+    assert (
+        json.loads(capsys.readouterr().out)["accuracy"]
+        == json.loads(before[run / "summary.json"])["accuracy"]
+    )
