@@ -16,8 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Train the digits example, end to end
-	$(PY) examples/digits.py
+demo: $(READY) ## Train on digits: RigL with Sup-tickets at 90 % sparsity, under a minute
+	$(PY) -m suptickets train
 
 test: $(READY) ## Run the tests, without the slow ones
 	$(PY) -m pytest -q

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 import suptickets as st
 
-EPOCHS, CYCLE_EPOCHS, BATCH = 60, 5, 64
+EPOCHS, CYCLE_EPOCHS, BATCH = 30, 4, 64
 
 digits = load_digits()
 x = torch.tensor(digits.data, dtype=torch.float32) / 16
@@ -27,10 +27,10 @@ hidden = [
 model = nn.Sequential(*hidden, nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 steps = -(-len(train) // BATCH)
-scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [27 * steps, 40 * steps])
+scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [9 * steps, 13 * steps])
 
 network = st.sparsify(model, st.RigL(sparsity=0.95, interval=100), optimizer)
-tickets = st.SupTickets(network, EPOCHS * steps, CYCLE_EPOCHS * steps, cycles=3, lr=(0.001, 0.005), keep=True)
+tickets = st.SupTickets(network, EPOCHS * steps, CYCLE_EPOCHS * steps, cycles=3, lr=(0.01, 0.1), keep=True)
 
 for _ in range(EPOCHS):
     for batch in train[torch.randperm(len(train))].split(BATCH):

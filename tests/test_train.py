@@ -90,7 +90,7 @@ def test_config_alone_reproduces_the_run(capsys, cifar: Path, tmp_path: Path) ->
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
-DIGITS = ("train", "--epochs", 2, "--booster", "none", "--batch-size", 500)
+DIGITS = ("train", "--model", "mlp", "--epochs", 2, "--booster", "none", "--batch-size", 500)
 
 
 def test_yaml_and_flags_over_it(capsys, tmp_path: Path) -> None:
@@ -153,6 +153,10 @@ def test_metrics(capsys, tmp_path: Path) -> None:
         2,
         "--batch-size",
         500,
+        "--model",
+        "mlp",
+        "--lr-low",
+        0.001,
     )
     run(capsys, "train", *arguments, "--out", tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -166,7 +170,8 @@ def test_metrics(capsys, tmp_path: Path) -> None:
 
 def test_tickets_are_scored_before_they_are_explored(capsys, tmp_path: Path) -> None:
     """Exploring at the end of a cycle must not change what is told of its ticket."""
-    arguments = ("--epochs", 4, "--cycles", 2, "--cycle-epochs", 1, "--batch-size", 200, "--lr-low", 0)
+    arguments = ("--model", "mlp", "--epochs", 4, "--cycles", 2, "--cycle-epochs", 1)
+    arguments += ("--batch-size", 200, "--lr-low", 0)
     start = run(capsys, "train", *arguments, "--out", tmp_path / "a", "--explore-at", "start")["start"]
     ends = run(capsys, "train", *arguments, "--out", tmp_path / "b", "--explore-at", "end", "--lr-high", 0)
     assert ends["start"] == start == ends["tickets"][0]
@@ -222,7 +227,19 @@ def server():
 @pytest.mark.parametrize("method", ["rigl", "granet", "snfs", "dense"])
 def test_two_processes_follow_one(server: Server, tmp_path: Path, method: str) -> None:
     """Half the batch each, ranks weighted by their samples; the last batch of 37 is uneven."""
-    arguments = ("train", "--precision", "fp64", "--epochs", 4, "--batch-size", 100, "--interval", 7)
+    arguments = (
+        "train",
+        "--model",
+        "mlp",
+        "--precision",
+        "fp64",
+        "--epochs",
+        4,
+        "--batch-size",
+        100,
+        "--interval",
+        7,
+    )
     arguments += ("--cycles", 2, "--cycle-epochs", 1, "--prune-epochs", 1, "--method", method, "--lr", 0.05)
     for ranks in (1, 2):
         log = tmp_path / f"{ranks}.log"
@@ -260,7 +277,7 @@ def test_batch_norm_of_two_processes(server, capsys, cifar: Path, tmp_path: Path
 
 def test_dropout_differs_between_processes(server: Server, tmp_path: Path) -> None:
     """Each process draws from a generator of its own; all of them are in the checkpoint."""
-    arguments = ("train", "--model", "train_worker:dying", *DIGITS[1:], "--out", tmp_path / "run")
+    arguments = (*DIGITS, "--model", "train_worker:dying", "--out", tmp_path / "run")
     assert server.run(*arguments, log=tmp_path / "log", ranks=2) == [0, 0]
     first, second = contents(tmp_path / "run")["checkpoint"]["rng"]
     assert not torch.equal(first, second)
@@ -274,6 +291,6 @@ def test_nothing_is_written_when_something_is_missing(capsys, tmp_path: Path) ->
 
 def test_the_network_is_plain(capsys, tmp_path: Path) -> None:
     run(capsys, *DIGITS, "--out", tmp_path)
-    model = build.model(resolve({}), type("D", (), {"classes": 10, "shape": (1, 8, 8)})())  # type: ignore[arg-type]
+    model = build.model(resolve({"model": "mlp"}), type("D", (), {"classes": 10, "shape": (1, 8, 8)})())  # type: ignore[arg-type]
     assert isinstance(model, nn.Sequential)
     model.load_state_dict(load_file(tmp_path / "ticket.safetensors"))

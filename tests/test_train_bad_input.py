@@ -66,7 +66,7 @@ VALUES = [
     ("--sparsity -0.1", "at least 0"),
     ("--sparsity nan", "sparsity must be"),
     ("--sparsity many", "invalid float value: 'many'"),
-    ("--epochs 15", "at least 16 epochs"),
+    ("--epochs 6", "at least 7 epochs"),
     ("--epochs 10 --cycle-epochs 0.5 --cycles 30", "at least 16 epochs"),
     ("--epochs 0", "--epochs must be at least 1"),
     ("--batch-size 0", "--batch-size must be at least 1"),
@@ -82,8 +82,8 @@ VALUES = [
     ("--workers -1", "--workers must be at least 0"),
     ("--cycle-epochs 0", "cycle"),
     ("--lr-low 1", "lr"),
-    ("--method granet --epochs 20", "at least 42 --epochs"),
-    ("--method gmp --epochs 20 --booster none", "at least 27 --epochs"),
+    ("--method granet --epochs 9", "at least 15 --epochs"),
+    ("--method gmp --epochs 5 --booster none", "at least 9 --epochs"),
     ("--device cuda", "use --device cpu"),
     ("--device cuda:7", "use --device cpu"),
     ("--device tpu", "use cpu, cuda or auto"),
@@ -196,10 +196,10 @@ def test_what_is_no_ticket(capsys, tmp_path: Path) -> None:
 
 
 def test_loss_that_is_not_finite(capsys, tmp_path: Path) -> None:
-    line = fails(capsys, *SHORT, "--lr", 1e9, "--out", tmp_path / "a", status=1)
+    line = fails(capsys, *SHORT, "--model", "mlp", "--lr", 1e9, "--out", tmp_path / "a", status=1)
     assert "the loss is not finite at step" in line and "(epoch 1)" in line
     assert "there is no checkpoint yet" in line
-    warm = ("--lr", 1e9, "--warmup-epochs", 1e7, "--checkpoint-every", 0, "--epochs", 60)
+    warm = ("--model", "mlp", "--lr", 1e9, "--warmup-epochs", 1e7, "--checkpoint-every", 0, "--epochs", 60)
     line = fails(capsys, *SHORT, *warm, "--momentum", 1.5, "--out", tmp_path / "b", status=1)
     saved = torch.load(tmp_path / "b" / "checkpoint" / "last.pt", weights_only=True)
     step = saved["network"]["step"]

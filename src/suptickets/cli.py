@@ -29,6 +29,7 @@ from suptickets.training.processes import disconnect, is_main
 from suptickets.training.progress import print_plain, result_table
 from suptickets.training.settings import BOOSTERS, Settings, flag, recipes, resolve
 from suptickets.training.train import train, train_seeds
+from suptickets.training.verdict import verdict
 
 
 class Parser(argparse.ArgumentParser):
@@ -128,6 +129,9 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
 def _show_train(result: dict[str, Any], console: Console) -> None:
     for summary in result.get("runs", [result]):
         console.print(result_table(summary))
+        worse = verdict(summary, summary["tickets"])
+        if worse is not None:
+            console.print(worse, highlight=False, soft_wrap=True)
         console.print(f"everything is in {summary['run']}", highlight=False, soft_wrap=True)
     if "mean" in result:
         mean, deviation = result["mean"], result["deviation"]

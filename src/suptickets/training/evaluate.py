@@ -15,7 +15,9 @@ from suptickets.training import build
 from suptickets.training.folder import RunFolder, read_ticket
 from suptickets.training.loop import TEST_BATCH
 from suptickets.training.processes import connect
+from suptickets.training.progress import print_plain
 from suptickets.training.settings import build as settings_from
+from suptickets.training.verdict import verdict
 
 
 def evaluate(
@@ -44,5 +46,9 @@ def evaluate(
     with torch.no_grad(), torch.autocast(processes.device.type, torch.bfloat16, enabled=precision == "bf16"):
         for x, y in source.test_batches(TEST_BATCH, device=processes.device, dtype=dtype):
             tally.add(model(x), y)
+    same = settings.data == about["settings"]["data"]
+    worse = verdict(tally.scores().as_dict(), about.get("tickets", []) if same else [])
+    if worse is not None:
+        print_plain(worse)
     sparsity = 1 - about["nonzero"] / about["parameters"]
     return {**tally.scores().as_dict(), "sparsity": sparsity, "nonzero": about["nonzero"]}

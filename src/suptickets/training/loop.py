@@ -313,7 +313,10 @@ class Trainer:
         final = self._final()
         scores = self.evaluate(final)
         summary = self._summary(folder, final, scores)
-        about = {"settings": self.settings.as_dict(), **{k: summary[k] for k in ("nonzero", "parameters")}}
+        about = {
+            "settings": self.settings.as_dict(),
+            **{k: summary[k] for k in ("nonzero", "parameters", "tickets")},
+        }
         self.processes.first(lambda: folder.save_ticket(final.state_dict(), about))
         self.processes.first(lambda: folder.save_summary(summary))
         return summary
