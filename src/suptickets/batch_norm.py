@@ -23,6 +23,8 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     `loader` yields inputs, or tuples that begin with them. Modes, counters of batches and the global random
     state stay as they were.
     """
+    if not isinstance(loader, Iterable):
+        raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
     layers = batch_norms(model)
     kept = [(layer, layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
     modes = {module: module.training for module in model.modules()}

@@ -150,6 +150,8 @@ class SparseNetwork:
         return True
 
     def _check_counts(self, kept: Mapping[str, int], final: Mapping[str, int]) -> None:
+        if not isinstance(kept, Mapping) or not isinstance(final, Mapping):
+            raise SparsityError(f"counts must be a mapping from layers to numbers, not {kept!r}")
         for name in {**kept, **final}:
             if name not in self.weights:
                 raise unknown("layer", name, self.weights)

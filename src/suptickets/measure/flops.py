@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from suptickets.errors import SparsityError
 from suptickets.plain import densified
 from suptickets.weight import SparseWeight
 
@@ -89,6 +90,8 @@ def flops(model: nn.Module, example_input: Any) -> Flops:
     `model` may be sparsified (living connections count) or plain (non-zero weights count); it is run on a
     copy, in evaluation mode, and is not changed. A tuple is taken as several inputs.
     """
+    if not isinstance(model, nn.Module):
+        raise SparsityError(f"expected a torch.nn.Module, not {type(model).__name__}")
     plain = densified(model).eval()
     living = {w.name: w.density for w in model.modules() if isinstance(w, SparseWeight)}
     weights = {}

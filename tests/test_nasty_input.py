@@ -1,0 +1,108 @@
+"""What nobody should pass, and somebody will: one line each, never somebody else's exception."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import suptickets as st
+from suptickets import schedules
+
+X, Y = torch.randn(8, 20), torch.arange(8)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 10))
+
+
+def network():
+    model = mlp()
+    return st.sparsify(model, st.RigL(0.5), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def tickets(**options):
+    return st.SupTickets(network(), 10, 2, 2, (0.1, 0.2), **options)
+
+
+def load(**changes):
+    one = network()
+    one.load_state_dict({**one.state_dict(), **changes})
+
+
+def pruned_the_old_way():
+    model = mlp()
+    torch.nn.utils.prune.random_unstructured(model[0], "weight", 0.5)
+    return model
+
+
+def snip(**options):
+    return st.sparsify(mlp(), st.SNIP(0.9, loss=cross_entropy, **options))
+
+
+NASTY = {
+    "no model": lambda: st.sparsify(None, st.RigL(0.5)),
+    "a class": lambda: st.sparsify(nn.Linear, st.RigL(0.5)),
+    "a script": lambda: st.sparsify(torch.jit.script(mlp()), st.RigL(0.5)),
+    "meta device": lambda: st.sparsify(mlp().to("meta"), st.RigL(0.5)),
+    "averaged": lambda: st.sparsify(torch.optim.swa_utils.AveragedModel(mlp()), st.RigL(0.5)),
+    "pruned the old way": lambda: st.sparsify(pruned_the_old_way(), st.RigL(0.5)),
+    "seed": lambda: st.sparsify(mlp(), st.RigL(0.5), seed="a"),
+    "half a seed": lambda: st.sparsify(mlp(), st.RigL(0.5), seed=1.5),
+    "include a number": lambda: st.sparsify(mlp(), st.RigL(0.5), include=5),
+    "include numbers": lambda: st.sparsify(mlp(), st.RigL(0.5), include=[3]),
+    "total_steps": lambda: st.RigL(0.5, stop=0.5, total_steps="a"),
+    "no steps": lambda: st.RigL(0.9, decay="cosine", total_steps=0),
+    "interval": lambda: st.RigL(0.9, interval=True),
+    "prune_end": lambda: st.GraNet(0.9, prune_end="x"),
+    "half a step": lambda: st.GraNet(0.9, prune_end=2.5),
+    "threshold": lambda: st.DSR(0.9, threshold="a"),
+    "endless threshold": lambda: st.DSR(0.9, threshold=math.inf),
+    "snip's batches": lambda: snip(data=[(X, Y)], batches=-1),
+    "snip's data": lambda: snip(data=5),
+    "snip's pairs": lambda: snip(data=[X]),
+    "snip's nothing": lambda: snip(data=[]),
+    "tickets of a model": lambda: st.SupTickets(mlp(), 10, 2, 2, (0.1, 0.2)),
+    "rule": lambda: tickets(rule=[]),
+    "schedule": lambda: tickets(schedule=[]),
+    "three criteria": lambda: tickets(criteria=[("a", "b", "c")] * 2),
+    "criteria": lambda: tickets(criteria="abc"),
+    "tickets' state": lambda: tickets().load_state_dict({}),
+    "state of other tickets": lambda: tickets().load_state_dict(tickets(rule="caa").state_dict()),
+    "loader": lambda: (lambda t: (t.collect(), t.ticket(5)))(tickets(batch_norm="recompute")),
+    "half a count": lambda: network().prune({"0": 5.5}),
+    "a list of counts": lambda: network().prune([1]),
+    "one of two counts": lambda: network().rewire({"0": 1}, {}),
+    "explore too much": lambda: network().explore(2.5),
+    "explore by": lambda: network().explore(0.5, "zzz"),
+    "generator": lambda: load(generator=torch.zeros(5056)),
+    "format": lambda: load(format=99),
+    "step": lambda: load(step=-4),
+    "copied network": lambda: copy.deepcopy(network()),
+    "no optimizer": lambda: st.sparsify(mlp(), st.SET(0.8)).before_step(),
+    "empty shape": lambda: st.erk([()], 0.9),
+    "shape of size 0": lambda: st.erk([(0, 3)], 0.9),
+    "no shapes": lambda: st.erk((10, 10), 0.9),
+    "superpose nothing": lambda: st.superpose(None),
+    "superpose one": lambda: st.superpose(mlp().state_dict()),
+    "superpose models": lambda: st.superpose([mlp()]),
+    "superpose no such layer": lambda: st.superpose([mlp().state_dict()], layers="zz"),
+    "superpose an empty state": lambda: st.superpose([{}]),
+    "superpose values": lambda: st.superpose([network().model.state_dict()]),
+    "endless loader": lambda: st.epochs_to_steps(3, iter([])),
+    "epochs": lambda: st.epochs_to_steps(-3, 10),
+    "cycles": lambda: schedules.cycles("x", 3, 0.1, 0.2),
+    "cycles of nothing": lambda: schedules.cycles("swa", 0, 0.1, 0.2),
+    "flops of nothing": lambda: st.flops(None, X),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NASTY)
+def test_it_is_refused_in_one_line(name):
+    with pytest.raises(st.SparsityError) as caught:
+        NASTY[name]()
+    assert "\n" not in str(caught.value)
