@@ -294,3 +294,17 @@ def test_the_network_is_plain(capsys, tmp_path: Path) -> None:
     model = build.model(resolve({"model": "mlp"}), type("D", (), {"classes": 10, "shape": (1, 8, 8)})())  # type: ignore[arg-type]
     assert isinstance(model, nn.Sequential)
     model.load_state_dict(load_file(tmp_path / "ticket.safetensors"))
+
+
+def test_resume_without_a_folder_is_that_of_out_or_of_the_settings(
+    capsys, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*map(str, DIGITS), "--resume"]) == 2
+    assert "holds no run to resume" in capsys.readouterr().err
+    first = run(capsys, *DIGITS)
+    assert run(capsys, *DIGITS, "--resume") == first
+    other = run(capsys, *DIGITS, "--out", "there", "--seed", 3)
+    assert run(capsys, "train", "--out", "there", "--resume") == other
+    assert main(["train", "--out", "there", "--resume", "--seed", "4"]) == 2
+    assert "seed: 3 -> 4" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.processes import disconnect, is_main
 from suptickets.training.progress import print_plain, result_table
 from suptickets.training.settings import BOOSTERS, Settings, flag, recipes, resolve
-from suptickets.training.train import train, train_seeds
+from suptickets.training.train import default_folder, train, train_seeds
 from suptickets.training.verdict import verdict
 
 
@@ -89,7 +89,8 @@ def _train_parser(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out", default=None, help="folder of the run (default: runs/, by a hash of the settings)"
     )
-    command.add_argument("--resume", default=None, metavar="FOLDER", help="go on with the run in this folder")
+    resume = "go on with the run in this folder (without one: in that of --out, or of these settings)"
+    command.add_argument("--resume", nargs="?", const="", default=None, metavar="FOLDER", help=resume)
     command.add_argument("--force", action="store_true", help="start over, though the folder holds a run")
     command.add_argument("--seeds", type=int, default=1, help="train so many seeds, from --seed on")
     hints = get_type_hints(Settings)
@@ -111,13 +112,16 @@ def _train_parser(command: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {f.name: getattr(arguments, f.name) for f in fields(Settings) if hasattr(arguments, f.name)}
     config, out = arguments.config, arguments.out
-    if arguments.resume is not None and (config or out or arguments.seeds != 1):
-        raise SparsityError("--resume takes the settings from its folder: leave out --config, --out, --seeds")
     if arguments.resume is not None:
-        folder = RunFolder(arguments.resume)
+        if config or arguments.seeds != 1 or (arguments.resume and out):
+            raise SparsityError(
+                "--resume takes the settings from its folder: leave out --config, --out, --seeds"
+            )
+        out = arguments.resume or out or default_folder(resolve(given))
+        folder = RunFolder(out)
         if folder.settings() is None:
-            raise SparsityError(f"{arguments.resume} holds no run: it has no config.json")
-        config, out = folder.config, arguments.resume
+            raise SparsityError(f"{out} holds no run to resume: it has no config.json")
+        config = folder.config
     settings = resolve(given, config)
     if arguments.seeds < 1:
         raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")
