@@ -32,7 +32,9 @@ def y(lr: float) -> float:
 
 def draw() -> str:
     """The picture, readable on light and dark pages."""
-    line = " ".join(f"{x(t / 10):.1f},{y(rate(t / 10)):.1f}" for t in range(0, EPOCHS * 10, 5))
+    line = " ".join(
+        f"{x(t / 10):.1f},{y(rate(t / 10)):.1f}" for t in [*range(0, EPOCHS * 10, 5), EPOCHS * 10 - 1]
+    )
     ends = [NORMAL + LENGTH * n for n in (1, 2, 3)]
     dots = "".join(f'<circle cx="{x(e):.1f}" cy="{y(0.001):.1f}" r="5" fill="#2e8b57"/>' for e in ends)
     grid = "".join(

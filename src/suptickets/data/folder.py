@@ -204,7 +204,7 @@ def load_folder(data_dir: Path | None = None, name: str = "folder") -> FolderDat
     if data_dir is None or not data_dir.is_dir():
         given = "none was given" if data_dir is None else f"{data_dir} is not a folder"
         raise SparsityError(
-            f"{name} needs a data directory with train/CLASS/*.jpg and val/CLASS/*.jpg: {given}"
+            f"{name} needs a data directory (--data-dir) with train/CLASS/*.jpg and val/CLASS/*.jpg: {given}"
         )
     train = data_dir / "train"
     test = next((data_dir / t for t in TEST_FOLDERS if (data_dir / t).is_dir()), data_dir / TEST_FOLDERS[0])

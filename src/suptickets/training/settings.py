@@ -177,9 +177,9 @@ def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Setti
 
 def _recipe_for(data: str) -> str:
     """The recipe that suits a data set when none is named."""
-    return {"cifar10": "paper-cifar", "cifar100": "paper-cifar", "imagenet": "paper-imagenet"}.get(
-        data, "digits"
-    )
+    suited = {"cifar10": "paper-cifar", "cifar100": "paper-cifar"}
+    suited |= {"imagenet": "paper-imagenet", "folder": "paper-imagenet"}
+    return suited.get(data, "digits")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
