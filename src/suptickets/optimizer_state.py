@@ -109,7 +109,7 @@ class OptimizerState:
 
 
 def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
-    """An optimizer of the same kind for another parameter group; no hooks, nothing shared that is written."""
+    """An optimizer of the same kind and settings for another parameter group, with a state of its own."""
     kind = type(optimizer)
     accepted = inspect.signature(kind.__init__).parameters
     try:  # some make their state here

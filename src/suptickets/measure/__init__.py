@@ -1,1 +1,1 @@
-"""What is measured: FLOPs."""
+"""What is measured: predictions, FLOPs of a forward pass, the cost of a training."""
