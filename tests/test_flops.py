@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import suptickets as st
 from suptickets.distribution import counts
+from suptickets.measure.cost import training_flops
 from suptickets.models import MODELS, build_model
 
 
@@ -147,6 +148,46 @@ def test_transformer_layer(norm_first: bool) -> None:
     living += feedforward * (density(network, "linear1") + density(network, "linear2"))
     flops = st.flops(model, x)
     assert (flops.dense, flops.sparse) == (expected, round(parts["in"] + parts["product"] + living))
+
+
+class Own(nn.Module):
+    """Grouped, dilated and transposed convolutions, then attention over the pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grouped = nn.Conv2d(4, 8, 3, padding=1, groups=2)
+        self.dilated = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
+        self.down, self.up = nn.Conv2d(8, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(self.down(self.dilated(self.grouped(x).relu()).relu()).relu())
+        tokens = x.flatten(2).transpose(1, 2)
+        return self.head(self.attention(tokens, tokens, tokens)[0].mean(1))
+
+
+def test_a_model_of_ones_own() -> None:
+    model, x, parts = Own(), torch.randn(1, 4, 6, 6), attention_flops(1, 36, 8)
+    expected = {
+        "grouped": 2 * 36 * 8 * 2 * 9,
+        "dilated": 2 * 36 * 8 * 8 * 9,
+        "down": 2 * 9 * 16 * 8 * 4,
+        "up": 2 * 9 * 16 * 8 * 4,  # every input reaches every weight once
+        "attention.in_proj_weight": parts["in"],
+        "attention.out_proj": parts["out"],
+        "head": 2 * 8 * 5,
+    }
+    network = st.sparsify(model, st.Static(0.6), seed=0)
+    flops = st.flops(model, x)
+    assert {n: layer.dense for n, layer in flops.layers.items()} == expected
+    assert flops.dense == sum(expected.values()) + parts["product"]
+    living = {n: density(network, n) if n in network.layers else 1 for n in expected}
+    sparse = sum(expected[n] * living[n] for n in expected) + parts["product"]
+    assert flops.sparse == round(sparse)
+    shapes = {n: layer.shape for n, layer in network.layers.items()}
+    training = training_flops(flops, shapes, network.method, steps=10, samples=100)
+    assert training.dense == 300 * flops.dense and training.ratio == pytest.approx(flops.ratio, rel=1e-4)
 
 
 def test_tied_weights_count_where_they_multiply() -> None:

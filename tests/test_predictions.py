@@ -1,4 +1,4 @@
-"""Accuracy, NLL and ECE against cases worked out by hand, and against a plain loop."""
+"""Accuracy, NLL, ECE and reliability against cases worked out by hand, a plain loop, and torchmetrics."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+from torchmetrics.text import Perplexity
 
-from suptickets.measure.predictions import Scores, Tally
+from suptickets.measure.predictions import Bin, Scores, Tally, log_probabilities
 
 
-def scores(logits: Tensor, labels: Tensor, batch: int | None = None, bins: int = 15) -> Scores:
+def counted(logits: Tensor, labels: Tensor, batch: int | None = None, bins: int = 15) -> Tally:
     tally = Tally(bins=bins)
     for x, y in zip(logits.split(batch or len(labels)), labels.split(batch or len(labels)), strict=True):
         tally.add(x, y)
-    return tally.scores()
+    return tally
+
+
+def scores(logits: Tensor, labels: Tensor, batch: int | None = None, bins: int = 15) -> Scores:
+    return counted(logits, labels, batch, bins).scores()
 
 
 def brute_force(probabilities: list[list[float]], labels: list[int], bins: int = 15) -> Scores:
@@ -111,3 +117,106 @@ def test_low_precision_is_widened_first(dtype: torch.dtype) -> None:
     found = scores(logits, labels)
     assert_close(Scores(found.accuracy, found.nll, 0), Scores(expected.accuracy, expected.nll, 0))
     assert found.ece == pytest.approx(expected.ece, abs=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5, 6, 10, 100])
+@pytest.mark.parametrize("scale", [0.5, 3.0, 30.0])
+def test_torchmetrics(classes: int, scale: float) -> None:
+    """Over batches of unequal size; its bins hold their lower edges, which random numbers do not meet."""
+    logits = scale * torch.randn(503, classes, dtype=torch.float64)
+    labels = torch.randint(classes, (503,))
+    tally = counted(logits, labels, batch=100)
+    oracles = {
+        "accuracy": MulticlassAccuracy(classes, top_k=1, average="micro"),
+        "top5": MulticlassAccuracy(classes, top_k=min(5, classes), average="micro"),
+        "ece": MulticlassCalibrationError(classes, n_bins=15, norm="l1"),
+    }
+    for oracle in oracles.values():
+        for x, y in zip(logits.split(100), labels.split(100), strict=True):
+            oracle.update(x.softmax(1), y)
+    expected = {name: float(oracle.compute()) for name, oracle in oracles.items()}
+    found = tally.scores()
+    ours = {"accuracy": found.accuracy, "top5": tally.top5(), "ece": found.ece}
+    assert ours == pytest.approx(expected, abs=1e-6)
+    assert found.nll == pytest.approx(float(Perplexity()(logits[None], labels[None]).log()), rel=1e-6)
+
+
+# ---- top-5 ----
+
+
+def test_top5_by_hand() -> None:
+    """The class in place 1, 5 and 6 of seven."""
+    logits = torch.arange(7.0).flip(0).expand(3, 7)
+    assert counted(logits, torch.tensor([0, 4, 5])).top5() == pytest.approx(2 / 3)
+    assert counted(logits, torch.tensor([0, 4, 5]), batch=2).top5() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_with_five_classes_or_fewer_one_of_them_is_right(classes: int) -> None:
+    assert counted(torch.randn(20, classes), torch.randint(classes, (20,))).top5() == 1
+
+
+def test_of_equally_probable_classes_the_first_come_first() -> None:
+    labels = torch.arange(10)
+    tally = counted(torch.zeros(10, 10), labels)
+    assert (tally.scores().accuracy, tally.top5()) == (0.1, 0.5)
+
+
+def test_top5_is_no_less_than_top1_and_does_not_take_what_is_no_number() -> None:
+    for classes in (3, 10):
+        logits, labels = torch.randn(50, classes), torch.randint(classes, (50,))
+        assert counted(logits, labels).top5() >= scores(logits, labels).accuracy
+        assert counted(torch.full((4, classes), math.nan), labels[:4]).top5() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_top5_against_sorting(dtype: torch.dtype) -> None:
+    """A stable sort puts the first of equals first; in bf16 there are many."""
+    logits, labels = torch.randn(400, 30).to(dtype), torch.randint(30, (400,))
+    places = logits.double().sort(dim=1, descending=True, stable=True).indices[:, :5]
+    expected = (places == labels[:, None]).any(dim=1).double().mean()
+    assert counted(logits, labels, batch=150).top5() == pytest.approx(float(expected))
+
+
+# ---- reliability diagram ----
+
+
+def test_reliability_by_hand() -> None:
+    """Four bins; confidences 0.5 (right: the lower of two edges), 0.75 and 0.7 (one right), 1 (wrong)."""
+    rows = [[0.5, 0.5], [0.75, 0.25], [0.3, 0.7], [1.0, 0.0]]
+    probabilities = torch.tensor(rows, dtype=torch.float64)
+    bins = counted(probabilities.log(), torch.tensor([0, 0, 0, 1]), bins=4).reliability()
+    assert bins[0] == Bin(0.0, 0.25, 0, None, None)
+    assert bins[1] == Bin(0.25, 0.5, 1, 0.5, 1.0)
+    assert bins[2].as_dict() == pytest.approx(
+        {"low": 0.5, "high": 0.75, "samples": 2, "confidence": 0.725, "accuracy": 0.5}
+    )
+    assert bins[3] == Bin(0.75, 1.0, 1, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("bins", [1, 7, 15])
+def test_reliability_holds_what_the_scores_are_made_of(bins: int) -> None:
+    logits, labels = 2 * torch.randn(211, 6), torch.randint(6, (211,))
+    tally = counted(logits, labels, batch=50, bins=bins)
+    full = [b for b in tally.reliability() if b.confidence is not None and b.accuracy is not None]
+    assert len(tally.reliability()) == bins and sum(b.samples for b in full) == 211
+    assert all(b.low < b.confidence <= b.high for b in full)
+    ece = sum(b.samples * abs(b.confidence - b.accuracy) for b in full) / 211
+    accuracy = sum(b.samples * b.accuracy for b in full) / 211
+    assert (accuracy, ece) == pytest.approx((tally.scores().accuracy, tally.scores().ece))
+
+
+# ---- log-probabilities ----
+
+
+def test_log_probabilities_stay_what_they_are() -> None:
+    probabilities = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(log_probabilities(probabilities.log()).exp(), probabilities, atol=1e-15)
+    assert torch.equal(log_probabilities(probabilities.log()).isinf(), probabilities == 0)
+    found = counted(probabilities.log(), torch.tensor([1, 0]))
+    assert found.scores().nll == pytest.approx(-math.log(0.75) / 2)
+
+
+def test_old_scores_still_load_and_the_keys_stay() -> None:
+    saved = {"accuracy": 0.5, "nll": 1.0, "ece": 0.1}
+    assert Scores(**saved).as_dict() == saved

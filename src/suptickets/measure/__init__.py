@@ -1,1 +1,1 @@
-"""What is measured: predictions, FLOPs of a forward pass, the cost of a training."""
+"""What is measured: predictions, diversity, sparsity, exploration, FLOPs, significance; each usable alone."""

@@ -1,15 +1,126 @@
-"""FLOPs of a whole training, as a share of dense training.
+"""FLOPs of a whole training: by formula before it begins, and step by step while it runs.
 
 Forward is one pass, backward two. A step costs 3 passes with the living connections; a step that collects the
 gradient of all positions pays the dense price for one of the two backward passes (RigL's own accounting).
+Averaging tickets, the optimizer and the choice of connections are not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
+from suptickets.criteria import grow_criterion, prune_criterion
+from suptickets.distribution import counts
+from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.layers import Layer
 from suptickets.measure.flops import Flops
+from suptickets.methods.base import Dynamic, Method
+from suptickets.methods.granet import GraNet
+from suptickets.schedules import cubic
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class TrainingFlops:
+    """FLOPs of a training: `dense` if all connections lived, `sparse` for the living ones."""
+
+    dense: int
+    sparse: int
+
+    @property
+    def ratio(self) -> float:
+        """Sparse over dense."""
+        return self.sparse / self.dense if self.dense else 1.0
+
+
+def training_flops(
+    forward: Flops,
+    shapes: Shapes,
+    method: Method,
+    steps: int,
+    samples: int,
+    *,
+    cycles: int = 0,
+    cycle_steps: int = 0,
+    explore_at: str = "start",
+    final: float | None = None,
+) -> TrainingFlops:
+    """FLOPs of a training that has not begun.
+
+    Args:
+        forward: `flops` of a forward pass with one sample.
+        shapes: of the weights that are made sparse, by name and in order (`layer.shape` of
+            `network.layers`). What else is in `forward` costs its dense price.
+        method: with its sparsity, distribution, interval and schedule.
+        steps: optimizer steps of the whole training, the cycles included.
+        samples: that all steps together see: epochs times the size of the data.
+        cycles: of Sup-tickets, at the end; each explores once, and the method itself keeps still.
+        cycle_steps: steps of a cycle.
+        explore_at: the `start` or the `end` of a cycle (then not in the last).
+        final: forward cost of the trained network as a share of the dense one, for methods whose layers end
+            where the weights decide (SNIP, GraNet, GMP, SNFS, DSR): `flops(trained, x).ratio` of an earlier
+            run. Without it, the layers are taken to end at the method's distribution.
+    """
+    in_cycles = whole("cycles", cycles, 0) * whole("cycle_steps", cycle_steps, 0)
+    normal = whole("steps", steps) - in_cycles
+    if normal < 0:
+        raise SparsityError(f"{cycles} cycles of {cycle_steps} steps do not fit into {steps} steps")
+    explorations = max(cycles - (choice("explore_at", explore_at, ("start", "end")) == "end"), 0)
+    known = final is not None
+    end = fraction("final", final, one=True) if known else _share(forward, shapes, method, method.sparsity)
+    start = _share(forward, shapes, method, method.initial) if isinstance(method, GraNet) else end
+    spent = 0.0
+    for stretch in (*_normal(method, normal), _cycles(method, normal, in_cycles, explorations)):
+        share = start + (end - start) * _progress(method, stretch.update)
+        spent += stretch.steps * share + stretch.gradients * (1 - share) / 3
+    dense = 3 * forward.dense * whole("samples", samples)
+    return TrainingFlops(dense, round(dense * spent / steps))
+
+
+class _Stretch(NamedTuple):
+    """Steps between which no count changes."""
+
+    update: int  # the step after which connections changed last
+    steps: int
+    gradients: int  # how many of the steps collect the gradient of all positions
+
+
+def _normal(method: Method, steps: int) -> Iterator[_Stretch]:
+    interval = _interval(method, steps)
+    for begin in range(0, steps, interval):
+        length = min(interval, steps - begin)
+        gradients = length if method.observes else int(method.needs_gradient(begin + length))
+        yield _Stretch(begin, length, gradients)
+
+
+def _cycles(method: Method, begin: int, steps: int, explorations: int) -> _Stretch:
+    interval, grow = _interval(method, begin), grow_criterion(method.grow)
+    needed = grow.needs_gradient or prune_criterion(method.prune).needs_gradient
+    gradients = steps if method.observes else explorations * needed
+    return _Stretch(begin // interval * interval, steps, gradients)
+
+
+def _interval(method: Method, steps: int) -> int:
+    return method.interval if isinstance(method, Dynamic) else max(steps, 1)
+
+
+def _progress(method: Method, step: int) -> float:
+    """How far the density has gone from its first to its last value, by the update after `step`."""
+    return cubic(step, method.prune_start, method.prune_end, 0.0, 1.0) if isinstance(method, GraNet) else 1.0
+
+
+def _share(forward: Flops, shapes: Shapes, method: Method, sparsity: float) -> float:
+    """Forward cost at the method's distribution, as a share of the dense one."""
+    if not method.sparse or not forward.dense:
+        return 1.0
+    kept = {*range(len(shapes))[: method.dense_first], *range(len(shapes))[len(shapes) - method.dense_last :]}
+    living = counts(list(shapes.values()), sparsity, method.distribution, dense=kept, names=list(shapes))
+    missing = {n: 1 - count / prod(shapes[n]) for n, count in zip(shapes, living, strict=True)}
+    return 1 - sum(layer.dense * missing.get(n, 0.0) for n, layer in forward.layers.items()) / forward.dense
 
 
 class TrainingCost:

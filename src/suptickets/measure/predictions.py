@@ -1,9 +1,10 @@
 """Accuracy, negative log-likelihood and calibration of predictions, over as many batches as there are.
 
-Accuracy is the share of samples whose most probable class is right. NLL is the mean over all samples, not
-over batches. ECE (expected calibration error) sorts the samples into 15 bins of equal width by the
-probability of the predicted class and averages |accuracy - confidence| over the bins, weighted by their
-samples.
+Accuracy is the share of samples whose most probable class is right, top-5 accuracy that of those whose class
+is among the five most probable; of classes that are equally probable, the first comes first. NLL is the mean
+over all samples, not over batches. ECE (expected calibration error, Guo et al. 2017) sorts the samples into
+15 bins of equal width by the probability of the predicted class and averages |accuracy - confidence| over the
+bins, weighted by their samples; a bin holds its upper edge.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 BINS = 15
+TOP = 5
 
 
 @dataclass(frozen=True)
@@ -30,33 +32,79 @@ class Scores:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Bin:
+    """One bar of a reliability diagram: the samples whose confidence is in (`low`, `high`].
+
+    The mean confidence and the accuracy of an empty bin are None.
+    """
+
+    low: float
+    high: float
+    samples: int
+    confidence: float | None
+    accuracy: float | None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """For JSON."""
+        return asdict(self)
+
+
 class Tally:
     """Running sums over batches, on the device of the predictions, in float64."""
 
     def __init__(self, device: torch.device | str = "cpu", bins: int = BINS) -> None:
         """Nothing counted yet."""
         self.bins = bins
-        self.nll = torch.zeros((), dtype=torch.float64, device=device)
+        self.nll, self.among_top = torch.zeros(2, dtype=torch.float64, device=device)
         self.samples, self.confidence, self.correct = torch.zeros(3, bins, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch of logits (log-probabilities will do); classes at +infinity share all there is."""
-        finite = logits.double().nan_to_num(torch.nan, torch.finfo(torch.float64).max, -torch.inf)
-        log_probabilities = log_softmax(finite, dim=1)
-        confidence, predicted = log_probabilities.exp().max(dim=1)
+        """Count a batch: (samples, classes) logits, or log-probabilities such as those of an ensemble."""
+        known = log_probabilities(logits)
+        own = known.gather(1, labels[:, None])
+        confidence, predicted = known.exp().max(dim=1)
         index = (confidence * self.bins).ceil().long().clamp_(1, self.bins) - 1
-        self.nll -= log_probabilities.gather(1, labels[:, None]).sum()
+        self.nll -= own.sum()
+        self.among_top += (_rank(known, own, labels) < min(TOP, known.shape[1])).sum()
         self.samples.index_add_(0, index, torch.ones_like(confidence))
         self.confidence.index_add_(0, index, confidence)
         self.correct.index_add_(0, index, (predicted == labels).double())
 
     def tensors(self) -> list[Tensor]:
         """All sums, for adding up over processes."""
-        return [self.nll, self.samples, self.confidence, self.correct]
+        return [self.nll, self.among_top, self.samples, self.confidence, self.correct]
 
     def scores(self) -> Scores:
         """What the predictions counted so far are worth."""
         total = self.samples.sum()
         gaps = (self.correct - self.confidence).abs().sum()
         return Scores(float(self.correct.sum() / total), float(self.nll / total), float(gaps / total))
+
+    def top5(self) -> float:
+        """The share of samples whose class is among the five most probable; all, if there are no more."""
+        return float(self.among_top / self.samples.sum())
+
+    def reliability(self) -> list[Bin]:
+        """The data of a reliability diagram, bin by bin from the lowest confidence."""
+        columns = (self.samples.tolist(), self.confidence.tolist(), self.correct.tolist())
+        return [
+            Bin(i / self.bins, (i + 1) / self.bins, int(n), c / n if n else None, a / n if n else None)
+            for i, (n, c, a) in enumerate(zip(*columns, strict=True))
+        ]
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Of (samples, classes) logits in float64; classes at +infinity share all there is.
+
+    Log-probabilities stay what they are, minus infinity (a probability of 0) included.
+    """
+    finite = logits.double().nan_to_num(torch.nan, torch.finfo(torch.float64).max, -torch.inf)
+    return log_softmax(finite, dim=1)
+
+
+def _rank(known: Tensor, own: Tensor, labels: Tensor) -> Tensor:
+    """How many classes come before a sample's own; all, if they are not numbers."""
+    before = torch.arange(known.shape[1], device=known.device) < labels[:, None]
+    return (~(known <= own) | ((known == own) & before)).sum(dim=1)
