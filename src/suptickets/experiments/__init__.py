@@ -1,0 +1,5 @@
+"""The paper's experiments: its tables and figures as data."""
+
+from suptickets.experiments.cells import EXPERIMENTS, MEASURES, Cell, Experiment, Number, experiment, select
+
+__all__ = ["EXPERIMENTS", "MEASURES", "Cell", "Experiment", "Number", "experiment", "select"]
