@@ -1,0 +1,128 @@
+"""TreeNet (Lee et al., "Why M heads are better than one", 2015): a shared trunk, several heads.
+
+Where the trunk ends is free. Lee et al. try several depths: the more is shared, the cheaper is a head and the
+more alike are the heads. Here the heads hold the last third of the layers, counted along the chain of the
+network, where a residual block is one link. Why: at one end, without a trunk, it is an ensemble at full
+price; at the other, with only the last layer apart, the heads hardly differ; and what the first layers learn
+is what all networks learn. The last third is also where both networks of the diversity experiment have their
+last stage: VGG-16 splits before its fifth block (of fifteen layers, three convolutions and two linear layers
+are a head), Wide ResNet-28-10 before its third stage (of fourteen links, four blocks and the linear layer).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from suptickets.baselines.ensemble import Members
+from suptickets.errors import SparsityError, unknown
+from suptickets.layers import ELIGIBLE
+from suptickets.models.resnet import ResNet
+from suptickets.models.vgg import VGG
+from suptickets.models.wide_resnet import WideResNet
+
+
+@runtime_checkable
+class Chained(Protocol):
+    """A module that says itself what it is a chain of."""
+
+    def chain(self) -> nn.Sequential:
+        """Its own modules, one after the other."""
+
+
+class TreeNet(Members):
+    """One trunk, and the head of each of several networks on it.
+
+    The loss is the mean of the heads' losses (`as_one_batch`), each on the whole batch; the prediction is the
+    mean of their probabilities. With one network it is that network.
+
+    Args:
+        networks: freshly built networks of one architecture, one for each head, so that the heads start
+            differently; the trunk is that of the first. They are taken apart, not copied.
+        split: name of the first module of the heads, in `chain(network)`; the last third by default.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], split: str | None = None) -> None:
+        """See the class."""
+        super().__init__()
+        chains = [chain(network) for network in networks]
+        _check(networks, chains)
+        first = _first_of_head(chains[0], split)
+        self.trunk = chains[0][:first]
+        self.heads = nn.ModuleList(links[first:] for links in chains)
+
+    def members(self, x: Tensor) -> Tensor:
+        """The logits of each head; each gets a copy of its own: it may begin with an in-place operation."""
+        shared = self.trunk(x)
+        return torch.stack([head(shared.clone()) for head in self.heads])
+
+
+def chain(network: nn.Module) -> nn.Sequential:
+    """The network as a sequence of links, the same modules: what comes after a link sees only its output.
+
+    Known are the models of this library whose blocks are not a sequence already, any `nn.Sequential`, and any
+    module that has a method `chain()`.
+    """
+    if isinstance(network, VGG):
+        return _vgg(network)
+    if isinstance(network, WideResNet):
+        return _wide_resnet(network)
+    if isinstance(network, ResNet):
+        return _resnet(network)
+    if isinstance(network, Chained):
+        return network.chain()
+    if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
+        return _linked(network._modules)
+    raise SparsityError(
+        f"{type(network).__name__} is no chain of modules: make it an nn.Sequential of its blocks, or give "
+        "it a method chain() that returns one"
+    )
+
+
+def _vgg(network: VGG) -> nn.Sequential:
+    between = {"pool": network.pool, "flatten": nn.Flatten()}
+    return _linked(network.features._modules, between, network.classifier._modules)
+
+
+def _wide_resnet(network: WideResNet) -> nn.Sequential:
+    last = {"bn": network.bn, "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return _linked({"conv1": network.conv1}, network.blocks._modules, last, {"fc": network.fc})
+
+
+def _resnet(network: ResNet) -> nn.Sequential:
+    stem = {name: getattr(network, name) for name in ("conv1", "bn1", "relu", "maxpool")}
+    stages = {f"layer{n}": getattr(network, f"layer{n}") for n in (1, 2, 3, 4)}
+    blocks = {f"{name}_{i}": block for name, stage in stages.items() for i, block in enumerate(stage)}
+    return _linked(stem, blocks, {"avgpool": network.avgpool, "flatten": nn.Flatten(), "fc": network.fc})
+
+
+def _linked(*parts: Mapping[str, nn.Module | None]) -> nn.Sequential:
+    named = [(name, module) for part in parts for name, module in part.items() if module is not None]
+    return nn.Sequential(OrderedDict(named))
+
+
+def _first_of_head(links: nn.Sequential, split: str | None) -> int:
+    """The place of `split`; by default of the first layer, or block, of the last third."""
+    names = list(links._modules)
+    if split is not None:
+        if split not in names:
+            raise unknown("module to split at", split, names)
+        return names.index(split)
+    layers = [i for i, link in enumerate(links) if any(isinstance(m, ELIGIBLE) for m in link.modules())]
+    if not layers:
+        raise SparsityError("there is no convolution or linear layer to split at: name a module with split")
+    return layers[-max(round(len(layers) / 3), 1)]
+
+
+def _check(networks: Sequence[nn.Module], chains: Sequence[nn.Sequential]) -> None:
+    if not networks:
+        raise SparsityError("a TreeNet needs at least one network")
+    if len({id(network) for network in networks}) < len(networks):
+        raise SparsityError("the heads of a TreeNet start differently: build a network for each of them")
+    shapes = [{name: tensor.shape for name, tensor in links.state_dict().items()} for links in chains]
+    if any(other != shapes[0] for other in shapes):
+        raise SparsityError("the networks of a TreeNet must be of one architecture")
