@@ -11,6 +11,7 @@ import torch
 from suptickets.data.base import ArrayData
 from suptickets.training.folder import RunFolder
 from suptickets.training.loop import Trainer
+from suptickets.training.plain import PlainStep
 from suptickets.training.processes import Processes
 from suptickets.training.settings import resolve
 
@@ -32,8 +33,9 @@ def size(path: Path, method: str, steps: int) -> int:
     }
     settings = resolve({**given, "cycles": 2, "cycle_epochs": 2, "evaluate_every": 0})
     trainer = Trainer(settings, images(4), Processes(0, 1, torch.device("cpu")))
+    step = PlainStep(trainer)
     for x, y in list(trainer.data.train_batches(2, 1, 0)) * (steps // 2):
-        trainer.step(x, y)
+        step.step(x, y)
     folder = RunFolder(path)
     folder.checkpoint.parent.mkdir(parents=True)
     folder.save_checkpoint({**trainer.state_dict(), "seconds": 0.0})

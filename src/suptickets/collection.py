@@ -41,7 +41,8 @@ class Collection:
 
     def settle(self, optimizer: Optimizer | None) -> list[Tensor]:
         """The gradients of the step: averaged over ranks, unscaled and clipped like the optimizer's own."""
-        found = [(w, w.gradient, w.values.grad) for w in self.weights]
+        kept = [w.slot.total for w in self.weights if w.slot is not None]
+        found = [(w, w.gradient, w.values.grad) for w in self.weights if w.slot is None]
         ready = [(w, mine, living) for w, mine, living in found if mine is not None and living is not None]
         gradients = [mine for _, mine, _ in ready]
         if ready and not self._settled:
@@ -52,4 +53,4 @@ class Collection:
             scale = getattr(optimizer, "grad_scale", None)
             if scale is not None:  # a fused optimizer unscales inside its step
                 torch._foreach_div_(gradients, scale)
-        return gradients
+        return gradients + [gradient for gradient in kept if gradient is not None]

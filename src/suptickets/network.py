@@ -169,7 +169,7 @@ class SparseNetwork:
         """The rows that live afterwards, sorted."""
         alive = weight.positions
         if kept < weight.nonzero:
-            alive = alive[strongest(prune.score(weight, self.generator), kept)]
+            alive = alive.index_select(0, strongest(prune.score(weight, self.generator), kept))
         if final > kept:
             scores = grow.score(weight, self.generator).scatter_(0, alive, -torch.inf)
             alive = torch.cat([alive, strongest(scores, final - kept).to(alive)])
@@ -229,6 +229,8 @@ class SparseNetwork:
                 f"step {self.step} needs the gradient of all positions and there is none: call backward() "
                 "before the optimizer's step (to explore yourself, first network.request_gradient())"
             )
+        if all(weight.slot is not None for weight in self.changing.values()):
+            return True  # the step is done, and what is not finite is in the weights: the loss will show it
         finite = self.gradients_finite()
         if not finite and not self._warned:
             self._warned = True
@@ -239,7 +241,8 @@ class SparseNetwork:
 
     def gradients_finite(self) -> bool:
         """Whether the gradients of all positions that are there are finite."""
-        return all(bool(torch.isfinite(g).all()) for g in self.collection.settle(self.optimizer))
+        gradients = self.collection.settle(self.optimizer)
+        return not gradients or bool(torch.stack([torch.isfinite(g).all() for g in gradients]).all())
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""

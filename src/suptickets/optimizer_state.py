@@ -30,6 +30,7 @@ class OptimizerState:
         check_optimizer(optimizer)
         self.optimizer = optimizer
         self.decay: dict[str, Any] = {}
+        self._fills: dict[Any, dict[str, float]] = {}
         for weight in weights:
             self._check(weight)
             self.decay[weight.name] = self._decay(weight)
@@ -87,10 +88,20 @@ class OptimizerState:
         parameter = weight.values
         state = self.optimizer.state.get(parameter, {})
         moving = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
-        initial = self._initial(weight) if moving and not bool(stays.all()) else {}
+        fills = self._fill(weight) if moving else {}
         for key, value in moving.items():
-            fill = initial.get(key)
-            state[key] = moved(value, index, stays, 0.0 if fill is None else float(fill.flatten()[0]))
+            state[key] = moved(value, index, stays, fills.get(key, 0.0))
+
+    def _fill(self, weight: SparseWeight) -> dict[str, float]:
+        """The initial state as numbers; asked for once per group and rate, because asking takes a while."""
+        group, like = self.group(weight), weight.values
+        assert group is not None
+        rate = group.get("lr")
+        key = (id(group), like.dtype, like.dim(), None if isinstance(rate, Tensor) else rate)
+        if key not in self._fills or isinstance(rate, Tensor):
+            initial = {k: v for k, v in self._initial(weight).items() if isinstance(v, Tensor) and v.dim()}
+            self._fills = {key: {k: float(v.flatten()[0]) for k, v in initial.items()}}
+        return self._fills[key]
 
     def _initial(self, weight: SparseWeight) -> dict[str, Any]:
         """The state that the optimizer gives to a connection it has not seen."""

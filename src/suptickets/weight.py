@@ -17,9 +17,10 @@ dense tensor in the layout that the convolution wants.
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from torch.optim.swa_utils import AveragedModel
 from suptickets.errors import SparsityError
 from suptickets.gradient import DenseGradient
 from suptickets.view import DenseView
+
+if TYPE_CHECKING:
+    from suptickets.kept import Slot
 
 SUFFIX = "_connections"
 _CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd)
@@ -48,7 +52,8 @@ class SparseWeight(nn.Module):
         self.order = memory_order(dense)
         self.casts = all(isinstance(module, _CASTING) for module, _ in owners)
         self.canvas: Tensor | None = None
-        self.collector: DenseGradient | None = None
+        self.collector: DenseGradient | Slot | None = None
+        self.slot: Slot | None = None
         self.momentum: Tensor | None = None
         dtype = torch.int32 if self.size < 2**31 else torch.int64
         rows = torch.arange(self.size, device=dense.device)
@@ -89,6 +94,8 @@ class SparseWeight(nn.Module):
         With a canvas (`request_gradient`) the dense tensor is a sum, so that the canvas, a leaf that is all
         zeros, collects the gradient of every position, over as many backward passes as there are.
         """
+        if self.slot is not None:
+            return self.unflatten(self.slot.read())
         dtype = self._dtype(values)
         if self.canvas is None:
             return self.build(values, dtype)
@@ -108,27 +115,30 @@ class SparseWeight(nn.Module):
 
     def request_gradient(self) -> None:
         """Collect the gradient of all positions from now on, until `release_gradient`."""
-        if self.collector is None and self.values.requires_grad:
-            self.collector = DenseGradient(self.values, self.size)
-            self.canvas = self.collector.canvas
+        if self.slot is not None:
+            self.collector = self.slot.collect()
+        elif self.collector is None and self.values.requires_grad:
+            collector = DenseGradient(self.values, self.size)
+            self.collector, self.canvas = collector, collector.canvas
 
     def release_gradient(self) -> None:
         """Forget the gradient of all positions and stop collecting it."""
         if self.collector is not None:
             self.collector.close()
-        self.collector = self.canvas = None
+        self.collector = None
+        self.canvas = None
 
     @property
     def gradient(self) -> Tensor | None:
         """The gradient of all positions (flat, in memory order) since it was requested, if there is one."""
-        return None if self.collector is None else self.collector.total
+        total = None if self.collector is None else self.collector.total
+        return total if total is None else total.to(self.values.dtype)
 
     # ---- positions: addresses in memory, rows in row-major order ----
 
     def unflatten(self, flat: Tensor) -> Tensor:
         """A flat tensor in memory order, viewed with the weight's shape."""
-        inverse = [self.order.index(d) for d in range(len(self.order))]
-        return flat.view([self.shape[d] for d in self.order]).permute(inverse)
+        return flat.view([self.shape[d] for d in self.order]).permute(self._inverse)
 
     def flatten(self, dense: Tensor) -> Tensor:
         """A tensor of the weight's shape, flat in memory order."""
@@ -136,18 +146,18 @@ class SparseWeight(nn.Module):
 
     def addresses(self, rows: Tensor) -> Tensor:
         """Row-major indices as addresses in memory order."""
-        if self._row_major:
-            return rows
-        strides = torch.empty([self.shape[d] for d in self.order], device="meta").stride()
-        return _remap(rows, self.shape, [strides[self.order.index(d)] for d in range(len(self.order))])
+        return rows if self._row_major else _remap(rows, self.shape, self.order)
 
     def rows(self, addresses: Tensor | None = None) -> Tensor:
         """Addresses in memory order (by default the living ones, then sorted) as row-major indices."""
         addresses = self.positions if addresses is None else addresses
         if self._row_major:
             return addresses
-        strides = torch.empty(self.shape, device="meta").stride()
-        return _remap(addresses, [self.shape[d] for d in self.order], [strides[d] for d in self.order])
+        return _remap(addresses, [self.shape[d] for d in self.order], self._inverse)
+
+    @property
+    def _inverse(self) -> list[int]:
+        return [self.order.index(d) for d in range(len(self.order))]
 
     @property
     def _row_major(self) -> bool:
@@ -168,6 +178,7 @@ class SparseWeight(nn.Module):
         else:
             parameter.set_(values.to(parameter, copy=True))  # type: ignore[call-overload]
             self.positions = positions.clone()
+        self.touched()
 
     @torch.no_grad()
     def assign(self, dense: Tensor) -> None:
@@ -176,6 +187,12 @@ class SparseWeight(nn.Module):
             raise SparsityError(f"{self.name} has the shape {tuple(self.shape)}, not {tuple(dense.shape)}")
         living = dense.detach().reshape(-1)[self.rows().long()]
         self.values.copy_(living.reshape(self.values.shape))
+        self.touched()
+
+    def touched(self) -> None:
+        """Tell who keeps the dense tensor that values or positions have changed other than by a step."""
+        if self.slot is not None:
+            self.slot.stale = True
 
     # ---- what torch.nn.Module does with modules ----
 
@@ -183,7 +200,7 @@ class SparseWeight(nn.Module):
         """Follow `.to(memory_format=...)`: read off a probe what `fn` does to the layout."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         probe = torch.empty([2] * len(self.shape), dtype=self.values.dtype, device=self.positions.device)
-        order = memory_order(fn(probe.permute([self.order.index(d) for d in range(len(self.order))])))
+        order = memory_order(fn(probe.permute(self._inverse)))
         rows, momentum = self.rows(), None if self.momentum is None else self.unflatten(fn(self.momentum))
         self.order = order
         self.positions = self.addresses(rows).to(self.positions.dtype)
@@ -200,7 +217,7 @@ class SparseWeight(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The request for a gradient stays with the original."""
-        return {**self.__dict__, "canvas": None, "collector": None}
+        return {**self.__dict__, "canvas": None, "collector": None, "slot": None}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Saved positions are row-major and sorted, whatever the memory layout."""
@@ -211,6 +228,7 @@ class SparseWeight(nn.Module):
         rows = state.get(prefix + "positions")
         if isinstance(rows, Tensor) and len(rows) == self.nonzero:
             self.positions.copy_(self.addresses(rows.to(self.positions.device)))
+        self.touched()
 
     def accept(self, values: Tensor | None, rows: Tensor | None) -> str | None:
         """Make room for saved `values` at saved `rows`; says what is wrong with them, if anything is."""
@@ -243,13 +261,26 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(order) if packed else tuple(range(tensor.dim()))
 
 
-def _remap(index: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """Flat indices over `sizes` (the last runs fastest) as the sums of coordinate times stride."""
-    result = torch.zeros_like(index)
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        result += index % size * stride
-        index = index // size
-    return result
+def _remap(index: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+    """Flat indices over `sizes` (the last runs fastest) as flat indices over the dimensions in `order`.
+
+    Dimensions that stay neighbours go together, and a first one that stays first is not taken apart: the
+    pixels of a channels_last convolution, and its outputs.
+    """
+    groups: list[list[int]] = []
+    for d in order:
+        groups[-1].append(d) if groups and d == groups[-1][-1] + 1 else groups.append([d])
+    strides, stride = {}, 1
+    for group in reversed(groups):
+        strides[group[0]] = stride
+        stride *= math.prod(sizes[d] for d in group)
+    groups.sort(reverse=True)
+    result = None
+    for group in groups[:-1]:
+        size = math.prod(sizes[d] for d in group)
+        part = index % size * strides[group[0]]
+        result, index = part if result is None else result + part, index // size
+    return index * strides[0] if result is None else result + index * strides[0]
 
 
 def _refuse_averaged_model() -> None:

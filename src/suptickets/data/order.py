@@ -47,9 +47,18 @@ class EpochPlan:
         flips = torch.randint(2 if flip else 1, (size,), generator=generator).bool()
         return cls(order, dy, dx, flips)
 
-    def to(self, device: torch.device | str) -> EpochPlan:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Order, offsets, flips."""
+        return self.order, self.dy, self.dx, self.flips
+
+    def to(self, device: torch.device | str, *, copy: bool = False) -> EpochPlan:
         """The same plan on a device, so that nothing is sent there during the epoch."""
-        return EpochPlan(*(t.to(device) for t in (self.order, self.dy, self.dx, self.flips)))
+        return EpochPlan(*(t.to(device, copy=copy) for t in self.tensors()))
+
+    def fill(self, other: EpochPlan) -> None:
+        """Become another plan, in place."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.copy_(theirs)
 
 
 def steps(size: int, batch_size: int) -> int:

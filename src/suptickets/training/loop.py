@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from suptickets.data import Data
-from suptickets.data.order import stable_seed
 from suptickets.errors import SparsityError
-from suptickets.measure.cost import TrainingCost
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Scores, Tally
-from suptickets.sparsify import sparsify
-from suptickets.tickets import SupTickets, epochs_to_steps
-from suptickets.training import build
+from suptickets.training.fast import FastStep
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.loggers import Logger
-from suptickets.training.meter import Meter
+from suptickets.training.parts import Parts
+from suptickets.training.plain import PlainStep
 from suptickets.training.processes import Processes
 from suptickets.training.progress import Progress
 from suptickets.training.settings import Settings
@@ -32,106 +28,26 @@ TEST_BATCH = 1000
 SAVE, STOP = 1, 2
 
 
-class ScoredTickets(SupTickets):
-    """Sup-tickets that tell when one is collected, before anything explores on."""
-
-    told: Callable[[], None] | None = None
-
-    def collect(self) -> None:
-        """Take the network as a ticket."""
-        super().collect()
-        if self.told is not None:
-            self.told()
-
-
-class Trainer:
-    """One run: what it is made of, one step of it, and the way from the first to the last."""
+class Trainer(Parts):
+    """One run: the way from its first step to its last."""
 
     def __init__(self, settings: Settings, data: Data, processes: Processes) -> None:
         """Build everything from the settings; nothing is read or written."""
-        self.settings, self.data, self.processes = settings, data, processes
-        device, self.precision = processes.device, build.precision(settings, processes.device)
-        self.dtype = build.DTYPES[self.precision]
-        self.steps = data.steps(settings.batch_size)
-        self.model = build.model(settings, data).to(device, self.dtype)
-        if device.type == "cuda":
-            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if processes.world > 1 and device.type == "cuda":
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
-        self.optimizer = build.optimizer(settings, self.model)
-        method = build.method(settings, data, device)
-        self.network = sparsify(self.model, method, self.optimizer, seed=settings.seed)
-        self.tickets = self._tickets()
-        self.rate = build.learning_rate(settings, self.steps)
-        self.cost = TrainingCost(flops(self.model, self._example()), self.network.layers)
-        self.forward = self._wrapped()
-        self.meter = Meter()
+        super().__init__(settings, data, processes)
+        if self.tickets is not None:
+            self.tickets.told = self._score_ticket
         self.start: Scores | None = None
         self.scores: list[Scores] = []
         self.saved: int | None = None  # the step of the last checkpoint
-        torch.manual_seed(stable_seed(settings.seed, processes.rank))  # what dropout and the like draw from
+        self.last = math.nan, math.nan  # loss and accuracy of training when they were last read
+        self.on_gpu = processes.device.type == "cuda"
 
-    def _tickets(self) -> ScoredTickets | None:
-        s = self.settings
-        if s.booster == "none":
-            return None
-        tickets = ScoredTickets(
-            self.network,
-            s.epochs * self.steps,
-            epochs_to_steps(s.cycle_epochs, self.steps),
-            s.cycles,
-            (s.lr_low, s.lr_high),
-            rate=s.explore_rate,
-            rule=s.rule,
-            beta=s.beta,
-            prune=s.prune,
-            prune_when=s.prune_when,
-            batch_norm=s.batch_norm,
-            explore_at=s.explore_at,
-            include_start=s.include_start,
-            schedule=s.schedule,
-        )
-        tickets.told = self._score_ticket
-        return tickets
-
-    def _wrapped(self) -> nn.Module:
-        if self.settings.compile:
-            self.model.compile()
-        return DistributedDataParallel(self.model) if self.processes.world > 1 else self.model
-
-    def _example(self) -> Tensor:
-        return torch.zeros(1, *self.data.shape, device=self.processes.device, dtype=self.dtype)
-
-    # ---- one step ----
-
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """Forward, backward, optimizer, on this process's share of the batch."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(self.network.step + 1)
-        self.cost.step(dense_gradient=any(w.canvas is not None for w in self.network.weights.values()))
-        weight = self._weight(len(y))
-        self.optimizer.zero_grad()
-        with self.autocast():
-            logits = self.forward(x)
-        loss = build.loss(self.settings, logits, y)
-        loss.backward(weight)
-        self.optimizer.step()
-        self.meter.add(loss, logits, y)
-
-    def _weight(self, count: int) -> Tensor | None:
-        """Of the mean over these samples, so that the mean over processes is that over all samples."""
-        size, place = self.settings.batch_size, self.network.step % self.steps
-        total = min(size, self.data.train_size - place * size)
-        share = count * self.processes.world / total
-        if share == 1:
-            return None
-        return torch.tensor(share, dtype=self.dtype, device=self.processes.device)
-
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """bf16 where it is asked for."""
-        if self.precision != "bf16":
-            return contextlib.nullcontext()
-        return torch.autocast(self.processes.device.type, torch.bfloat16)
+    def stepper(self) -> PlainStep | FastStep:
+        """How the steps are done: fast on a GPU, unless `--no-compile` or float32 is asked for."""
+        wanted, device = self.settings.compile, self.processes.device
+        default = device.type == "cuda" and self.precision == "bf16"
+        fast = (default if wanted is None else wanted) and self.processes.world == 1
+        return FastStep(self, compile=True) if fast else PlainStep(self)
 
     # ---- the whole way ----
 
@@ -141,49 +57,44 @@ class Trainer:
         self.last_save = time.monotonic()
         progress.first = self.network.step / self.steps
         with asked_to_stop() as stop:
+            stepper = self.stepper()
             for epoch in range(self.network.step // self.steps, self.settings.epochs):
-                for x, y in self._batches(epoch):
-                    self.step(x, y)
+                for _ in stepper.epoch(epoch, self._enter(epoch)):
                     if self.tickets is not None and self.network.step == self.tickets.start:
                         self.start = self.evaluate(self.model)
                     if self.network.step % self.steps == 0:
                         self._end_epoch(folder, progress, log)
                     elif progress.due():
-                        self._show(progress, self._line(self.meter.values()))
+                        self._show(progress, self._line(None if self.on_gpu else self.meter.values()))
                     self._pause(folder, stop)
+            stepper.close()
             return self._finish(folder)
 
-    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        s, p, done = self.settings, self.processes, self.network.step - epoch * self.steps
+    def _enter(self, epoch: int) -> int:
+        """Begin an epoch, or go on in the middle of it; the steps of it that are done."""
+        done = self.network.step - epoch * self.steps
         if done == 0:
             self.meter.reset()
         self.model.train()
-        return self.data.train_batches(
-            s.batch_size,
-            s.seed,
-            epoch,
-            device=p.device,
-            dtype=self.dtype,
-            rank=p.rank,
-            world=p.world,
-            skip=done,
-        )
+        return done
 
     def _score_ticket(self) -> None:
         """Evaluate a ticket when it is collected."""
         if self.tickets is not None and self.network.step > self.tickets.start:
             self.scores.append(self.evaluate(self.model))
 
-    def _line(self, meter: Tensor) -> dict[str, Any]:
-        """Where the run stands, and how the epoch goes."""
+    def _line(self, meter: Tensor | None) -> dict[str, Any]:
+        """Where the run stands, and how the epoch goes (or how the last one went)."""
         epoch, step = (self.network.step - 1) // self.steps, self.network.step
-        samples = min((step - epoch * self.steps) * self.settings.batch_size, self.data.train_size)
-        loss, right, _ = meter.tolist()
+        if meter is not None:
+            samples = min((step - epoch * self.steps) * self.settings.batch_size, self.data.train_size)
+            loss, right, _ = meter.tolist()
+            self.last = loss / samples, right / samples
         lr = float(self.optimizer.param_groups[0]["lr"]) if self.tickets is None else self.tickets.lr
         line = {"epoch": epoch + 1, "step": step, "phase": self.phase(), "lr": lr}
         return line | {
-            "loss": loss / samples,
-            "train_accuracy": right / samples,
+            "loss": self.last[0],
+            "train_accuracy": self.last[1],
             "sparsity": self.network.sparsity,
         }
 
@@ -258,8 +169,8 @@ class Trainer:
         """Everything that the rest of the run depends on; of what each process has its own, all of them."""
         p, cuda = self.processes, self.processes.device.type == "cuda"
         return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "network": _compact(self.network.state_dict()),
+            "optimizer": _compact(self.optimizer.state_dict()),
             "tickets": None if self.tickets is None else self.tickets.state_dict(),
             "cost": [self.cost.steps, self.cost.spent],
             "start": None if self.start is None else self.start.as_dict(),
@@ -343,6 +254,16 @@ class Trainer:
             "start": None if self.start is None else self.start.as_dict(),
             "tickets": [ticket.as_dict() for ticket in self.scores],
             "train_flops_ratio": self.cost.ratio,
-            "test_flops_ratio": flops(final, self._example()).ratio,
+            "test_flops_ratio": flops(final, self.example()).ratio,
             "seconds": round(time.monotonic() - self.began, 3),
         }
+
+
+def _compact(state: dict[str, Any]) -> dict[str, Any]:
+    """Without what a tensor's storage holds beside it: `torch.save` would write that too."""
+
+    def compact(tensor: Tensor) -> Tensor:
+        return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+    compacted: dict[str, Any] = tree_map_only(Tensor, compact, state)
+    return compacted

@@ -1,8 +1,6 @@
-"""Loss and accuracy of an epoch, counted many steps at a time: a step waits for nothing."""
+"""Loss and accuracy of an epoch, added up where the losses are: a step waits for nothing."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -11,39 +9,52 @@ LATER = 32  # steps that are counted together
 
 
 class Meter:
-    """Sums over what this process has seen of the epoch, added up in the order of the steps."""
+    """Sums over what this process has seen of an epoch: loss, right predictions, finite losses."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         """Nothing counted yet."""
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.reset()
 
     def reset(self) -> None:
         """Begin an epoch."""
-        self.loss, self.right, self.finite = 0.0, 0, 0
+        self.sums.zero_()
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-        """Take note of a step: its mean loss, and its predictions."""
+        """Take note of a step: its mean loss, and its predictions; counted with the next ones."""
         self._waiting.append((loss.detach(), logits.detach(), y))
         if len(self._waiting) == LATER:
             self._count()
 
+    @torch.no_grad()
     def _count(self) -> None:
         if not self._waiting:
             return
-        losses, logits, labels = zip(*self._waiting, strict=True)
-        self._waiting = []
-        self.right += int((torch.cat(logits).max(1).indices == torch.cat(labels)).sum())
-        for loss, y in zip(torch.stack(losses).tolist(), labels, strict=True):
-            self.loss += loss * len(y)
-            self.finite += math.isfinite(loss)
+        waiting, self._waiting = self._waiting, []
+        losses, logits, labels = zip(*waiting, strict=True)
+        loss = torch.stack(losses)
+        sizes = torch.tensor([len(y) for y in labels], dtype=torch.float64).to(loss.device, non_blocking=True)
+        self.sums += torch.stack(
+            [
+                (loss * sizes).sum(),
+                (torch.cat(logits).max(1).indices == torch.cat(labels)).sum(),
+                loss.isfinite().sum(),
+            ]
+        )
+
+    @staticmethod
+    def summed(loss: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+        """What a step adds to the sums, for steps that add it themselves."""
+        right = (logits.argmax(1) == y).sum()
+        return torch.stack([loss.double() * len(y), right.double(), loss.isfinite().double()])
 
     def values(self) -> Tensor:
-        """Loss, right predictions, and steps with a finite loss, in float64 on the CPU."""
+        """The sums, on the CPU: waits for the device."""
         self._count()
-        return torch.tensor([self.loss, self.right, self.finite], dtype=torch.float64)
+        return self.sums.cpu().clone()
 
     def load(self, values: Tensor) -> None:
         """Go on from `values()`."""
         self.reset()
-        self.loss, self.right, self.finite = float(values[0]), int(values[1]), int(values[2])
+        self.sums.copy_(values)

@@ -104,7 +104,7 @@ class Settings:
     seed: int = option("seed of everything random", 1)
     device: str = option("cpu, cuda or auto", "auto")
     precision: str = option("fp32, bf16, fp64, or auto: bf16 on a GPU, fp32 elsewhere", "auto")
-    compile: bool = option("compile the model", False)
+    compile: bool | None = option("compile and capture the step: on a GPU that is the default in bf16", None)
     evaluate_every: int = option("epochs between two evaluations on the test data (0: only at the end)", 0)
     workers: int = option("worker processes that decode images", 2)
     checkpoint_every: float = option("seconds between two checkpoints (0: one after every step)", 60.0)

@@ -1,0 +1,254 @@
+"""Dense weights that are kept between steps: for steps that are compiled and captured once and then replayed.
+
+The plain way builds every dense weight anew in each forward pass, and lets autograd carry the gradient back
+to the values: some kernels per layer, with shapes that depend on the counts. Here the dense tensors stay,
+side by side in one buffer, and a step rewrites their living positions only. What is compiled sees dense
+tensors and nothing else, so that no change of connections or counts compiles anything again: the backward
+pass hands each dense gradient to its `Slot`, which takes the living part at once and lets the rest go.
+
+Values, positions and momentum of all weights lie side by side too, so that the optimizer's step and the
+rewriting are one kernel for the whole network. A weight whose count shrinks leaves an inert tail behind it:
+copies of its first connection, which evolve as that one does and are in no count, file or message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import count
+from types import ModuleType
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from suptickets.weight import SparseWeight
+
+_slots: WeakValueDictionary[int, Slot] = WeakValueDictionary()
+_keys = count()
+
+
+class Slot:
+    """The place of one weight in the buffers of `KeptWeights`; collects its dense gradient on request."""
+
+    def __init__(self, weight: SparseWeight, dense: Tensor) -> None:
+        """`dense` is the part of the buffer that holds the weight, flat in memory order."""
+        self.weight, self.dense = weight, dense
+        self.token = torch.zeros((), dtype=dense.dtype, device=dense.device, requires_grad=True)
+        self.positions: Tensor | None = None
+        self.gradient: Tensor | None = None
+        self.delivered = self.collecting = self.stale = False
+        self._total: Tensor | None = None
+        self.key = next(_keys)
+        _slots[self.key] = self
+
+    def read(self) -> Tensor:
+        """The dense weight, flat: nothing is computed."""
+        dense: Tensor = _Read.apply(self.token, self.dense, self.key)  # type: ignore[no-untyped-call]
+        return dense
+
+    def deliver(self, gradient: Tensor) -> None:
+        """Take the living part of a dense gradient; a weight that is used twice gets two."""
+        assert self.positions is not None and self.gradient is not None
+        if self.delivered:
+            self.gradient += gradient.gather(0, self.positions)
+        else:
+            take(gradient, self.positions, out=self.gradient)
+        if self.collecting:
+            assert self._total is not None
+            self._total.add_(gradient) if self.delivered else self._total.copy_(gradient)
+        self.delivered = True
+
+    # ---- what `Collection` expects of a collector ----
+
+    def collect(self) -> Slot:
+        """Keep the whole gradient from the next backward pass on."""
+        if self._total is None:
+            self._total = torch.zeros_like(self.dense)
+        self.collecting = True
+        return self
+
+    @property
+    def total(self) -> Tensor | None:
+        """The gradient of all positions, if it is being collected and has come."""
+        if not self.collecting or not self.delivered or self._total is None:
+            return None
+        return self._total
+
+    def discard(self) -> None:
+        """The next backward pass overwrites what there is."""
+
+    def close(self) -> None:
+        """Stop collecting; the buffer stays, a captured graph may write into it."""
+        self.collecting = False
+
+
+@torch.library.custom_op("suptickets::deliver", mutates_args=())
+def _deliver(gradient: Tensor, key: int) -> Tensor:
+    _slots[key].deliver(gradient)
+    return gradient.new_empty(())
+
+
+@_deliver.register_fake
+def _(gradient: Tensor, key: int) -> Tensor:
+    return gradient.new_empty(())
+
+
+class _Read(torch.autograd.Function):
+    """The identity, whose gradient goes to a slot: the token makes autograd ask for it."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, dense: Tensor, key: int) -> Tensor:
+        ctx.key = key
+        return dense.view_as(dense)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return torch.ops.suptickets.deliver(gradient.contiguous(), ctx.key), None, None
+
+
+class KeptWeights:
+    """The dense tensors of a network's weights, and everything that belongs to them, side by side.
+
+    Args:
+        weights: those that have one owner and are trained (`suitable`).
+        optimizer: SGD, whose momentum is moved into one tensor (its own state then views it).
+        dtype: of the dense tensors: what the layers compute in.
+    """
+
+    def __init__(self, weights: Iterable[SparseWeight], optimizer: Optimizer, dtype: torch.dtype) -> None:
+        """Take the weights as they are."""
+        self.weights, self.optimizer = list(weights), optimizer
+        sizes = [weight.size for weight in self.weights]
+        self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        first = self.weights[0].values
+        self.dense = torch.zeros(sum(sizes), dtype=dtype, device=first.device)
+        parts = self.dense.split(sizes)
+        self.slots = [Slot(weight, part) for weight, part in zip(self.weights, parts, strict=True)]
+        self.capacities: list[int] = []
+        self.values = self.momentum = first.new_empty(0)
+        self.gradient = self.dense.new_empty(0)
+        self.local = self.positions = torch.empty(0, dtype=torch.int64, device=first.device)
+        for weight, slot in zip(self.weights, self.slots, strict=True):
+            weight.release_gradient()
+            weight.slot = slot
+        self.take()
+
+    @staticmethod
+    def suitable(weights: Iterable[SparseWeight], *, cast: bool) -> list[SparseWeight]:
+        """The weights that can be kept; with `cast`, only layers that compute in the autocast dtype."""
+        return [
+            w
+            for w in weights
+            if len(w.owners) == 1 and w.values.requires_grad and w.nonzero and (w.casts or not cast)
+        ]
+
+    @property
+    def stale(self) -> bool:
+        """Whether connections or values have changed other than by a step."""
+        return any(slot.stale for slot in self.slots)
+
+    @torch.no_grad()
+    def take(self) -> bool:
+        """Take connections, values and momentum as they are now; True if that needed other buffers.
+
+        Buffers stay while every weight fits into its part and less than half of them is tail.
+        """
+        counts = [weight.nonzero for weight in self.weights]
+        fits = bool(self.capacities) and all(n <= c for n, c in zip(counts, self.capacities, strict=True))
+        renew = not fits or sum(self.capacities) > 2 * sum(counts)
+        if renew:
+            spare = 8 if self.capacities else 2**62  # counts that have changed will change again
+            sizes = [weight.size for weight in self.weights]
+            self._allocate([min(n + n // spare, s) for n, s in zip(counts, sizes, strict=True)])
+        start = 0
+        for slot, capacity, offset in zip(self.slots, self.capacities, self.offsets, strict=True):
+            self._place(slot, slice(start, start + capacity), offset)
+            start += capacity
+        self.dense.zero_()
+        self.push()
+        return renew
+
+    def _allocate(self, capacities: Sequence[int]) -> None:
+        self.capacities, total = list(capacities), sum(capacities)
+        index = torch.int32 if len(self.dense) < 2**31 else torch.int64
+        self.values, self.momentum = self.values.new_zeros(total), self.momentum.new_zeros(total)
+        self.gradient = self.gradient.new_zeros(total)
+        self.local = torch.zeros(total, dtype=index, device=self.dense.device)
+        self.positions = torch.zeros_like(self.local)
+
+    def _place(self, slot: Slot, part: slice, offset: int) -> None:
+        """Move one weight's values, positions and momentum into its part, and let their owners view it."""
+        weight = slot.weight
+        parameter, state = weight.values, self.optimizer.state[weight.values]
+        shape = parameter.shape
+        values = _adopted(self.values[part], parameter.detach().reshape(-1))
+        weight.positions = _adopted(self.local[part], weight.positions.to(self.local.dtype))
+        buffer = state.get("momentum_buffer")
+        if buffer is not None:
+            state["momentum_buffer"] = _adopted(self.momentum[part], buffer.reshape(-1)).view(shape)
+        parameter.set_(values.view(shape))  # type: ignore[call-overload]
+        torch.add(self.local[part], offset, out=self.positions[part])
+        slot.positions, slot.gradient, slot.stale = self.local[part], self.gradient[part], False
+
+    def push(self) -> None:
+        """Write the values into the dense tensors."""
+        self.dense.scatter_(0, self.positions, self.values.to(self.dense.dtype))
+
+    def begin(self) -> None:
+        """Before a backward pass: its gradients replace the old ones."""
+        for slot in self.slots:
+            slot.delivered, slot.token.grad = False, None
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Give every weight its own tensors back."""
+        for weight in self.weights:
+            parameter, state = weight.values, self.optimizer.state[weight.values]
+            parameter.set_(parameter.detach().clone())  # type: ignore[call-overload]
+            weight.positions = weight.positions.clone()
+            if state.get("momentum_buffer") is not None:
+                state["momentum_buffer"] = state["momentum_buffer"].clone()
+            weight.release_gradient()
+            weight.slot = None
+
+
+def _adopted(part: Tensor, own: Tensor) -> Tensor:
+    """Copy `own` to the head of `part`, repeat its first element in the tail; the head."""
+    if own.data_ptr() != part.data_ptr():
+        part[: len(own)] = own
+    if len(own) < len(part):
+        part[len(own) :] = part[0]
+    return part[: len(own)]
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """Triton kernels for a GPU, where Triton is installed."""
+    return import_module("suptickets.kernels") if find_spec("triton") else None
+
+
+def take(gradient: Tensor, positions: Tensor, out: Tensor) -> None:
+    """`out = gradient[positions]`."""
+    if gradient.is_cuda and _kernels() is not None:
+        _kernels().take(gradient, positions, out)  # type: ignore[union-attr]
+    else:
+        torch.gather(gradient, 0, positions, out=out)
+
+
+@torch.no_grad()
+def sgd(kept: KeptWeights, rate: Tensor, momentum: float, weight_decay: float) -> None:
+    """One step of SGD for all values, written into the dense tensors."""
+    values, buffer, gradient = kept.values, kept.momentum, kept.gradient
+    if values.is_cuda and values.dtype == torch.float32 and _kernels() is not None:
+        _kernels().sgd(  # type: ignore[union-attr]
+            values, buffer, gradient, kept.dense, kept.positions, rate, momentum, weight_decay
+        )
+        return
+    buffer.mul_(momentum).add_(torch.add(gradient.to(values.dtype), values, alpha=weight_decay))
+    values.sub_(rate * buffer)
+    kept.push()

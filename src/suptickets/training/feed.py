@@ -1,0 +1,104 @@
+"""Batches for a step that is captured once and replayed: always in the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from suptickets.data import Data
+from suptickets.data.augment import Normalise
+from suptickets.data.base import ArrayData
+from suptickets.data.order import EpochPlan, shares
+from suptickets.training.parts import Parts
+
+
+class Feed(Protocol):
+    """Where a captured step finds its batch."""
+
+    def epoch(self, epoch: int, done: int) -> Iterator[int]:
+        """Before each step of an epoch, make its batch ready; gives the size of the batch."""
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """The batch of `size` samples that is ready, by operations that can be captured."""
+
+    def advance(self, size: int) -> None:
+        """After a step, likewise."""
+
+
+def feed(parts: Parts) -> Feed:
+    """Data that live on the device are augmented there, as part of the step; others are sent."""
+    data, device = parts.data, parts.processes.device
+    if isinstance(data, ArrayData) and data.train_x.device == device:
+        return Resident(data, parts)
+    return Sent(data, parts)
+
+
+class Resident:
+    """Bytes and the epoch's plan on the device: a step gathers, crops, flips and normalises its own batch."""
+
+    def __init__(self, data: ArrayData, parts: Parts) -> None:
+        """Make room for a plan."""
+        self.data, self.batch_size, self.seed = data, parts.settings.batch_size, parts.settings.seed
+        self.normalise = Normalise(data.mean, data.std, data.train_x.device, parts.dtype)
+        self.next = data.epoch_plan(self.seed, 0)
+        self.plan = self.next.to(data.train_x.device, copy=True)
+        self.place = torch.zeros((), dtype=torch.int64, device=data.train_x.device)
+        self._drawn = 0
+
+    def epoch(self, epoch: int, done: int) -> Iterator[int]:
+        """The plan of the next epoch is drawn while the device is still at work on this one."""
+        self.plan.fill(self._draw(epoch))
+        self.place.fill_(done * self.batch_size)
+        sizes = [part.stop - part.start for part in shares(self.data.train_size, self.batch_size, skip=done)]
+        for i, size in enumerate(sizes, 1):
+            yield size
+            if i == len(sizes):
+                self._draw(epoch + 1)
+
+    def _draw(self, epoch: int) -> EpochPlan:
+        if self._drawn != epoch:
+            self.next, self._drawn = self.data.epoch_plan(self.seed, epoch), epoch
+        return self.next
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """See `Feed.batch`."""
+        plan, data = self.plan, self.data
+        places = self.place + torch.arange(size, device=self.place.device)
+        samples = plan.order[places]
+        images = data.augmented(data.train_x[samples], plan.dy[places], plan.dx[places], plan.flips[places])
+        return self.normalise(images), data.train_y[samples]
+
+    def advance(self, size: int) -> None:
+        """See `Feed.advance`."""
+        self.place += size
+
+
+class Sent:
+    """Batches from a loader, copied to where the step expects them."""
+
+    def __init__(self, data: Data, parts: Parts) -> None:
+        """Make room for the largest batch."""
+        self.data, self.parts = data, parts
+        size, device = parts.settings.batch_size, parts.processes.device
+        self.x = torch.zeros(size, *data.shape, dtype=parts.dtype, device=device)
+        self.y = torch.zeros(size, dtype=torch.int64, device=device)
+
+    def epoch(self, epoch: int, done: int) -> Iterator[int]:
+        """See `Feed.epoch`."""
+        s = self.parts.settings
+        for x, y in self.data.train_batches(
+            s.batch_size, s.seed, epoch, device=self.x.device, dtype=self.x.dtype, skip=done
+        ):
+            self.x[: len(x)].copy_(x, non_blocking=True)
+            self.y[: len(y)].copy_(y, non_blocking=True)
+            yield len(y)
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """See `Feed.batch`."""
+        return self.x[:size], self.y[:size]
+
+    def advance(self, size: int) -> None:
+        """See `Feed.advance`."""

@@ -1,0 +1,108 @@
+"""What a run is made of, and the one definition of a step that all ways of doing it share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from suptickets.data import Data
+from suptickets.data.order import stable_seed
+from suptickets.measure.cost import TrainingCost
+from suptickets.measure.flops import flops
+from suptickets.sparsify import sparsify
+from suptickets.tickets import SupTickets, epochs_to_steps
+from suptickets.training import build
+from suptickets.training.meter import Meter
+from suptickets.training.processes import Processes
+from suptickets.training.settings import Settings
+
+
+class ScoredTickets(SupTickets):
+    """Sup-tickets that tell when one is collected, before anything explores on."""
+
+    told: Callable[[], None] | None = None
+
+    def collect(self) -> None:
+        """Take the network as a ticket."""
+        super().collect()
+        if self.told is not None:
+            self.told()
+
+
+class Parts:
+    """Model, optimizer, sparse network, booster, rates: everything that the settings decide."""
+
+    def __init__(self, settings: Settings, data: Data, processes: Processes) -> None:
+        """Build everything from the settings; nothing is read or written."""
+        self.settings, self.data, self.processes = settings, data, processes
+        device, self.precision = processes.device, build.precision(settings, processes.device)
+        self.dtype = build.DTYPES[self.precision]
+        self.steps = data.steps(settings.batch_size)
+        self.model = build.model(settings, data).to(device, self.dtype)
+        if device.type == "cuda":
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if processes.world > 1 and device.type == "cuda":
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.optimizer = build.optimizer(settings, self.model)
+        method = build.method(settings, data, device)
+        self.network = sparsify(self.model, method, self.optimizer, seed=settings.seed)
+        self.tickets = self._tickets()
+        self.rate = build.learning_rate(settings, self.steps)
+        self.cost = TrainingCost(flops(self.model, self.example()), self.network.layers)
+        self.forward = DistributedDataParallel(self.model) if processes.world > 1 else self.model
+        self.meter = Meter(device)
+        torch.manual_seed(stable_seed(settings.seed, processes.rank))  # what dropout and the like draw from
+
+    def _tickets(self) -> ScoredTickets | None:
+        s = self.settings
+        if s.booster == "none":
+            return None
+        return ScoredTickets(
+            self.network,
+            s.epochs * self.steps,
+            epochs_to_steps(s.cycle_epochs, self.steps),
+            s.cycles,
+            (s.lr_low, s.lr_high),
+            rate=s.explore_rate,
+            rule=s.rule,
+            beta=s.beta,
+            prune=s.prune,
+            prune_when=s.prune_when,
+            batch_norm=s.batch_norm,
+            explore_at=s.explore_at,
+            include_start=s.include_start,
+            schedule=s.schedule,
+        )
+
+    def example(self) -> Tensor:
+        """An input of the right kind."""
+        return torch.zeros(1, *self.data.shape, device=self.processes.device, dtype=self.dtype)
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """bf16 where it is asked for."""
+        if self.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.processes.device.type, torch.bfloat16)
+
+    # ---- a step: what all ways of doing it share ----
+
+    def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and its logits."""
+        with self.autocast():
+            logits = self.forward(x)
+        return build.loss(self.settings, logits, y), logits
+
+    def count(self) -> None:
+        """Add the coming step to the cost of the training."""
+        collects = any(w.collector is not None for w in self.network.weights.values())
+        self.cost.step(dense_gradient=collects)
+
+    def weight(self, count: int) -> float:
+        """Of the mean over `count` samples, so that the mean over processes is that over all samples."""
+        size, place = self.settings.batch_size, self.network.step % self.steps
+        total = min(size, self.data.train_size - place * size)
+        return count * self.processes.world / total
