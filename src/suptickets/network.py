@@ -146,7 +146,7 @@ class SparseNetwork:
             weight = self.weights[name]
             if kept[name] == final[name] == weight.nonzero or (needed and weight.gradient is None):
                 continue
-            self._connect(weight, self._choose(weight, kept[name], final[name], pruning, growing))
+            self._connect(weight, *self._choose(weight, kept[name], final[name], pruning, growing))
         return True
 
     def _check_counts(self, kept: Mapping[str, int], final: Mapping[str, int]) -> None:
@@ -165,17 +165,18 @@ class SparseNetwork:
 
     def _choose(
         self, weight: SparseWeight, kept: int, final: int, prune: Criterion, grow: Criterion
-    ) -> Tensor:
-        """The rows that live afterwards, sorted."""
+    ) -> tuple[Tensor, Tensor]:
+        """The rows that live afterwards, sorted, and their positions."""
         alive = weight.positions
         if kept < weight.nonzero:
             alive = alive.index_select(0, strongest(prune.score(weight, self.generator), kept))
         if final > kept:
             scores = grow.score(weight, self.generator).scatter_(0, alive, -torch.inf)
             alive = torch.cat([alive, strongest(scores, final - kept).to(alive)])
-        return weight.rows(alive).sort().values
+        rows, order = weight.rows(alive).sort()
+        return rows, alive.index_select(0, order)
 
-    def _connect(self, weight: SparseWeight, rows: Tensor) -> None:
+    def _connect(self, weight: SparseWeight, rows: Tensor, positions: Tensor) -> None:
         """Let `rows` live; values, optimizer state and gradient follow."""
         old, parameter = weight.rows(), weight.values
         index = torch.searchsorted(old, rows).clamp_(max=max(len(old) - 1, 0))
@@ -185,7 +186,7 @@ class SparseNetwork:
         gradient = parameter.grad
         values = moved(parameter.detach().clone(), index, stays, 0.0)
         parameter.grad = None
-        weight.connect(rows, values)
+        weight.connect(rows, values, positions)
         parameter.grad = None if gradient is None else moved(gradient, index, stays, 0.0)
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ class OptimizerState:
         check_optimizer(optimizer)
         self.optimizer = optimizer
         self.decay: dict[str, Any] = {}
-        self._fills: dict[Any, dict[str, float]] = {}
+        self._fills: dict[Any, dict[str, Tensor]] = {}
         for weight in weights:
             self._check(weight)
             self.decay[weight.name] = self._decay(weight)
@@ -92,15 +92,15 @@ class OptimizerState:
         for key, value in moving.items():
             state[key] = moved(value, index, stays, fills.get(key, 0.0))
 
-    def _fill(self, weight: SparseWeight) -> dict[str, float]:
+    def _fill(self, weight: SparseWeight) -> dict[str, Tensor]:
         """The initial state as numbers; asked for once per group and rate, because asking takes a while."""
         group, like = self.group(weight), weight.values
         assert group is not None
         rate = group.get("lr")
-        key = (id(group), like.dtype, like.dim(), None if isinstance(rate, Tensor) else rate)
+        key = (id(group), like.dtype, like.device, None if isinstance(rate, Tensor) else rate)
         if key not in self._fills or isinstance(rate, Tensor):
-            initial = {k: v for k, v in self._initial(weight).items() if isinstance(v, Tensor) and v.dim()}
-            self._fills = {key: {k: float(v.flatten()[0]) for k, v in initial.items()}}
+            tensors = {k: v for k, v in self._initial(weight).items() if isinstance(v, Tensor) and v.dim()}
+            self._fills[key] = {k: v.flatten()[0] for k, v in tensors.items()}
         return self._fills[key]
 
     def _initial(self, weight: SparseWeight) -> dict[str, Any]:
@@ -157,12 +157,10 @@ def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:
             state[key] = value.reshape(weight.values.shape).clone()
 
 
-def moved(old: Tensor, index: Tensor, stays: Tensor, fill: float) -> Tensor:
+def moved(old: Tensor, index: Tensor, stays: Tensor, fill: float | Tensor) -> Tensor:
     """`old[index]` where `stays`, else `fill`; in place while the number of connections stays."""
+    if not len(old):
+        return old.new_zeros((len(index), *old.shape[1:])) + fill
     column = stays.view(-1, *[1] * (old.dim() - 1))
-    new = (
-        old[index].masked_fill_(~column, fill)
-        if len(old)
-        else old.new_full((len(index), *old.shape[1:]), fill)
-    )
+    new = torch.where(column, old[index], fill)
     return old.copy_(new) if len(new) == len(old) else new

@@ -125,14 +125,13 @@ class SparseWeight(nn.Module):
         """Forget the gradient of all positions and stop collecting it."""
         if self.collector is not None:
             self.collector.close()
-        self.collector = None
-        self.canvas = None
+            self.collector = None
+            self.canvas = None
 
     @property
     def gradient(self) -> Tensor | None:
         """The gradient of all positions (flat, in memory order) since it was requested, if there is one."""
-        total = None if self.collector is None else self.collector.total
-        return total if total is None else total.to(self.values.dtype)
+        return None if self.collector is None else self.collector.total
 
     # ---- positions: addresses in memory, rows in row-major order ----
 
@@ -164,13 +163,14 @@ class SparseWeight(nn.Module):
         return self.order == tuple(range(len(self.shape)))
 
     @torch.no_grad()
-    def connect(self, rows: Tensor, values: Tensor) -> None:
-        """Let the connections at the sorted `rows` live, with these `values`.
+    def connect(self, rows: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
+        """Let the connections at the sorted `rows` live, with these `values` (and `positions`, if known).
 
         Contents change in place while their number stays (nothing is compiled or captured again);
         otherwise the storage is replaced, by `set_`, which autograd allows while an old loss is alive.
         """
-        parameter, positions = self.values, self.addresses(rows).to(self.positions)
+        parameter = self.values
+        positions = (self.addresses(rows) if positions is None else positions).to(self.positions)
         values = values.reshape(len(rows), *[1] * (len(self.shape) - 1))
         if len(rows) == self.nonzero:
             parameter.copy_(values)

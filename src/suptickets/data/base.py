@@ -175,7 +175,7 @@ class ArrayData:
 
         def batch(places: slice) -> tuple[Tensor, Tensor]:
             samples = order[places]
-            x, y = (t.index_select(0, samples).to(device) for t in (self.train_x, self.train_y))
+            x, y = (_sent(t.index_select(0, samples), device) for t in (self.train_x, self.train_y))
             return normalise(self.augmented(x, plan.dy[places], plan.dx[places], plan.flips[places])), y
 
         return map(batch, mine)
@@ -195,3 +195,10 @@ class ArrayData:
         return (
             (normalise(self.test_x[places].to(device)), self.test_y[places].to(device)) for places in mine
         )
+
+
+def _sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """On the device; to a GPU through pinned memory, so that nobody waits."""
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

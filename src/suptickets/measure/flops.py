@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from suptickets.errors import SparsityError
@@ -71,10 +71,10 @@ class _Counter(TorchDispatchMode):
                 return decomposed
         out = func(*args, **kwargs)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        keys = [t.untyped_storage().data_ptr() for t in tensors]
+        keys = [_storage(t) for t in tensors]
         found = next((self.weights[k] for k in keys if k in self.weights), None)
         if found is not None and func.overloadpacket in _COPIES:
-            self.weights[out.untyped_storage().data_ptr()] = found
+            self.weights[_storage(out)] = found
             self.copies.append(out)  # alive, so that no other tensor gets its place
         if formula is not None:
             name, density = found or ("", 1.0)
@@ -94,18 +94,38 @@ def flops(model: nn.Module, example_input: Any) -> Flops:
         raise SparsityError(f"expected a torch.nn.Module, not {type(model).__name__}")
     plain = densified(model).eval()
     living = {w.name: w.density for w in model.modules() if isinstance(w, SparseWeight)}
-    weights = {}
-    for name, parameter in plain.named_parameters():
+    found: dict[str, tuple[str, float]] = {}
+    first: dict[int, str] = {}  # of the names of a tied weight
+    for name, parameter in plain.named_parameters(remove_duplicate=False):
         if parameter.dim() >= 2:
-            layer = name.removesuffix(".weight")
+            layer = first.setdefault(id(parameter), name.removesuffix(".weight"))
             nonzero = float((parameter != 0).double().mean()) if layer not in living else living[layer]
-            weights[parameter.untyped_storage().data_ptr()] = (layer, nonzero)
+            found[name] = (layer, nonzero)
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
-    counter = _Counter(weights)
-    with torch.no_grad(), torch.random.fork_rng(), _plain_kernels(), counter:
-        plain(*copy.deepcopy(inputs))
+    try:  # shapes are enough, unless the model looks at values
+        counter = _count(copy.deepcopy(plain).to("meta"), found, tree_map_only(Tensor, _meta, inputs))
+    except Exception:
+        counter = _count(plain, found, copy.deepcopy(inputs))
     layers = {n: LayerFlops(counter.dense[n], round(counter.sparse[n])) for n in counter.dense if n}
     return Flops(sum(counter.dense.values()), round(sum(counter.sparse.values())), layers)
+
+
+def _count(model: nn.Module, found: Mapping[str, tuple[str, float]], inputs: Any) -> _Counter:
+    """Run the model once, with `found` (layer, density) of each parameter by name."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    counter = _Counter({_storage(parameters[name]): value for name, value in found.items()})
+    with torch.no_grad(), torch.random.fork_rng(), _plain_kernels(), counter:
+        model(*inputs)
+    return counter
+
+
+def _storage(tensor: Tensor) -> int:
+    """What tensors that share memory have in common, on the meta device too."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
 
 
 @contextmanager

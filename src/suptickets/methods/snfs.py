@@ -45,7 +45,9 @@ class SNFS(Dynamic):
             return
         for weight in network.weights.values():
             if weight.gradient is not None:
-                old = torch.zeros_like(weight.gradient) if weight.momentum is None else weight.momentum
+                old = weight.momentum
+                if old is None:
+                    old = torch.zeros_like(weight.gradient, dtype=weight.values.dtype)
                 weight.momentum = old.mul_(self.momentum).add_(weight.gradient)
 
     def update(self, network: SparseNetwork, step: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suptickets.models.shape import check_size, narrowed
@@ -34,6 +36,46 @@ class VGG(nn.Module):
         return logits
 
 
+class Features(nn.Sequential):
+    """Convolutions with batch norm; in training a bias costs no pass over the images.
+
+    A batch norm takes the mean away, and with it the bias of the convolution before it: in training the bias
+    changes no output, its gradient is 0, and all it does is to move the running mean. So only that is done.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to features."""
+        bias: Tensor | None = None
+        for layer, following in pairwise([*self, None]):
+            if bias is not None:
+                x, bias = _normalised(layer, x, bias), None
+            elif isinstance(layer, nn.Conv2d) and _cancels(layer, following):
+                x, bias = layer._conv_forward(x, layer.weight, None), layer.bias
+            else:
+                x = layer(x)
+        return x
+
+
+def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
+    """Whether a batch norm is about to take the convolution's bias away, and nobody watches."""
+    if type(norm) is not nn.BatchNorm2d or conv.bias is None:
+        return False
+    watched = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (conv, norm))
+    known = norm.affine and norm.running_mean is not None and norm.momentum not in (None, 1)
+    return norm.training and known and not watched
+
+
+def _normalised(norm: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+    """`norm(x + bias)`, running statistics and the bias's gradient of 0 included."""
+    assert isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None and norm.momentum is not None
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    mean, new = norm.running_mean, norm.momentum
+    mean.add_(bias.detach(), alpha=new / (1 - new))  # of which batch_norm leaves 1 - new
+    shift = norm.bias + 0 * bias
+    return F.batch_norm(x, mean, norm.running_var, norm.weight, shift, True, new, norm.eps)
+
+
 def _features(blocks: Sequence[Sequence[int]], inputs: int) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, block in enumerate(blocks, 1):
@@ -43,7 +85,7 @@ def _features(blocks: Sequence[Sequence[int]], inputs: int) -> nn.Sequential:
             layers[f"relu{i}_{j}"] = nn.ReLU(inplace=True)
             inputs = outputs
         layers[f"pool{i}"] = nn.MaxPool2d(2)
-    return nn.Sequential(layers)
+    return Features(layers)
 
 
 def _classifier(hidden: int, classes: int) -> nn.Sequential:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import torch
@@ -22,6 +23,19 @@ from suptickets.training.meter import Meter
 from suptickets.training.parts import Parts
 
 WARM_UP = 2  # eager runs before a capture: they compile, and let cuDNN choose its algorithms
+
+
+_starting: list[Thread] = []
+
+
+def start_compiler(device: torch.device) -> None:
+    """Load the compiler, which takes seconds, while data are read and the model is built."""
+
+    def compile_something() -> None:
+        torch.compile(torch.neg)(torch.zeros(1, device=device))
+
+    _starting.append(Thread(target=compile_something, daemon=True))
+    _starting[-1].start()
 
 
 class FastStep:
@@ -40,6 +54,8 @@ class FastStep:
         self.feed = feed(parts)
         self.forward: Callable[[int], tuple[Tensor, Tensor]] = self._forward
         if compile:
+            while _starting:
+                _starting.pop().join()
             torch.compiler.reset()  # what earlier runs of this process have left counts against a limit
             options: Any = {"combo_kernels": True} if self.cuda else None
             self.forward = torch.compile(self._forward, dynamic=False, options=options)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import torch
 
 from suptickets.data import Data, load_data
 from suptickets.data.base import ArrayData
 from suptickets.training import build
+from suptickets.training.fast import start_compiler
 from suptickets.training.folder import RunFolder
+from suptickets.training.jobs import run_together, shared_gpu
 from suptickets.training.loggers import check_logger, open_logger
 from suptickets.training.loop import Trainer
 from suptickets.training.processes import Processes, connect
 from suptickets.training.progress import Progress
 from suptickets.training.settings import Settings
+
+AT_A_TIME = 3  # runs on one GPU: more do not help VGG-16 on an H200
 
 
 def train(settings: Settings, out: str | Path | None = None, *, force: bool = False) -> dict[str, Any]:
@@ -26,20 +35,22 @@ def train(settings: Settings, out: str | Path | None = None, *, force: bool = Fa
     build.check_model(settings.model)
     check_logger(settings.log)
     processes = connect(settings.device)
+    if processes.device.type == "cuda" and settings.compile is not False:
+        start_compiler(processes.device)
     folder = RunFolder(out or default_folder(settings))
     progress = Progress(settings.epochs, quiet=not processes.main)
     done = processes.first(lambda: folder.look(settings, force=force))
     if done is not None:
         progress.say(f"{folder.path} is done already: --force starts over")
         return done
-    trainer = Trainer(settings, _data(settings, processes), processes)
+    trainer = Trainer(settings, _data(settings, processes, progress), processes)
     processes.first(lambda: folder.begin(settings, force=force))
     log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
     with progress:
         return trainer.run(folder, progress, log)
 
 
-def _data(settings: Settings, processes: Processes) -> Data:
+def _data(settings: Settings, processes: Processes, progress: Progress) -> Data:
     """Rank 0 reads first, so that a download happens once, and what is missing is said once."""
 
     def load() -> Data:
@@ -48,7 +59,19 @@ def _data(settings: Settings, processes: Processes) -> Data:
     if processes.world > 1:
         processes.first(lambda: load().classes)
     data = load()
-    return data.to(processes.device) if isinstance(data, ArrayData) else data
+    if not isinstance(data, ArrayData):
+        return data
+    if not fits(data, processes.device):
+        progress.say(f"{data.name} does not fit into the GPU's memory: batches are sent to it")
+        return data
+    return data.to(processes.device)
+
+
+def fits(data: ArrayData, device: torch.device) -> bool:
+    """Whether the data take at most half of the memory that is left on the device."""
+    if device.type != "cuda":
+        return True
+    return 2 * sum(t.nbytes for t in (data.train_x, data.test_x)) <= torch.cuda.mem_get_info(device)[0]
 
 
 def default_folder(settings: Settings) -> Path:
@@ -58,16 +81,42 @@ def default_folder(settings: Settings) -> Path:
 
 
 def train_seeds(
-    settings: Settings, seeds: int, out: str | Path | None = None, *, force: bool = False
+    settings: Settings,
+    seeds: int,
+    out: str | Path | None = None,
+    *,
+    force: bool = False,
+    jobs: int | None = None,
 ) -> dict[str, Any]:
-    """Several seeds, each in a folder of its own; their summaries, means and deviations."""
-    runs = []
-    for seed in range(settings.seed, settings.seed + seeds):
-        one = replace(settings, seed=seed)
-        runs.append(train(one, None if out is None else Path(out) / f"seed{seed}", force=force))
+    """Several seeds, each in a folder of its own; their summaries, means and deviations.
+
+    `jobs` of them run at a time, by default three on a GPU and one elsewhere.
+    """
+    each = [replace(settings, seed=seed) for seed in range(settings.seed, settings.seed + seeds)]
+    folders = [default_folder(s) if out is None else Path(out) / f"seed{s.seed}" for s in each]
+    if jobs is None:
+        jobs = AT_A_TIME if torch.cuda.is_available() and settings.device != "cpu" else 1
+    if min(jobs, seeds) > 1:
+        _at_a_time(each, folders, jobs, force=force)
+        force = False  # what has just been done is only read
+    runs = [train(s, folder, force=force) for s, folder in zip(each, folders, strict=True)]
     scores = {key: [float(run[key]) for run in runs] for key in ("accuracy", "nll", "ece")}
     return {
         "runs": runs,
         "mean": {key: mean(values) for key, values in scores.items()},
         "deviation": {key: stdev(values) for key, values in scores.items()},
     }
+
+
+def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, force: bool) -> None:
+    """The same runs in processes of their own; what is wrong with the settings is found out first."""
+    build.check_model(each[0].model)
+    check_logger(each[0].log)
+    with TemporaryDirectory() as temporary, shared_gpu() as environment:
+        commands = {}
+        for settings, folder in zip(each, folders, strict=True):
+            config = Path(temporary) / f"{settings.seed}.json"
+            config.write_text(json.dumps(settings.as_dict()))
+            arguments = ["train", "--config", str(config), "--out", str(folder), "--json"]
+            commands[f"seed {settings.seed}"] = arguments + (["--force"] if force else [])
+        run_together(commands, jobs, environment)

@@ -1,0 +1,84 @@
+"""Several runs at a time, each in a process of its own: small networks do not fill a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+from suptickets.training.folder import TrainingError
+from suptickets.training.progress import print_plain
+from suptickets.training.stop import Interrupted, asked_to_stop
+
+CONTROL = "nvidia-cuda-mps-control"
+
+
+@contextlib.contextmanager
+def shared_gpu() -> Iterator[dict[str, str]]:
+    """The environment in which processes share a GPU: by NVIDIA's MPS, where it can be started."""
+    if shutil.which(CONTROL) is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        both = {**os.environ, **environment}
+        started = subprocess.run([CONTROL, "-d"], env=both, capture_output=True).returncode == 0
+        try:
+            yield environment if started else {}
+        finally:
+            if started:
+                subprocess.run([CONTROL], input=b"quit\n", env=both, capture_output=True)
+
+
+def run_together(
+    commands: Mapping[str, Sequence[str]], jobs: int, environment: Mapping[str, str] | None = None
+) -> None:
+    """Run `suptickets` with each of the named arguments, at most `jobs` at a time.
+
+    Their messages get the name. One that fails does not stop the others. A request to stop is passed on.
+    """
+    waiting, running = list(commands), dict[str, subprocess.Popen[str]]()
+    failed: list[str] = []
+    told = False
+    with asked_to_stop() as stop:
+        while running or (waiting and not stop):
+            while waiting and len(running) < jobs and not stop:
+                name = waiting.pop(0)
+                running[name] = _start(name, commands[name], environment or {})
+            if stop and not told:
+                told = True
+                for process in running.values():
+                    process.send_signal(stop[0])
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                failed += [name] if running.pop(name).returncode else []
+            time.sleep(0.05)
+        if stop:
+            raise Interrupted("stopped: the same command goes on")
+    if failed:
+        raise TrainingError(f"{len(failed)} of {len(commands)} runs failed: {', '.join(failed)} (see above)")
+
+
+def _start(name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "suptickets", *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    threading.Thread(target=_pass_on, args=(name, process.stderr), daemon=True).start()
+    return process
+
+
+def _pass_on(name: str, lines: IO[str]) -> None:
+    for line in lines:
+        print_plain(f"{name}: {line.rstrip()}")
