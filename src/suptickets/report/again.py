@@ -1,0 +1,58 @@
+"""How to run it again: the command, the versions, the settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from suptickets.report.document import Block, Cell, Listing, Section, Table
+from suptickets.report.measures import plain
+from suptickets.report.runs import INCIDENTAL, Run, varying
+
+
+def again(runs: Sequence[Run], command: str = "") -> Section:
+    """One command for all, or that of each run."""
+    commands = [plain(command)] if command else dict.fromkeys(_command(run) for run in runs)
+    machines = [line for line in dict.fromkeys(_machine(run) for run in runs) if line]
+    listings = [
+        Listing("Command" if len(commands) == 1 else "Commands", [*commands]),
+        Listing("Made with", machines),
+    ]
+    blocks: list[Block] = [listing for listing in listings if listing.lines]
+    return Section("How to run this again", [*blocks, *(_settings(runs) if runs else [])])
+
+
+def _command(run: Run) -> str:
+    """As it was given; for a run that does not tell, from its settings."""
+    config = shlex.quote(plain(run.path / "config.json"))
+    return plain(run.summary.get("command") or f"suptickets train --config {config} --out again")
+
+
+def _machine(run: Run) -> str:
+    """Versions and hardware, in a line."""
+    versions = run.summary.get("versions")
+    named = (
+        [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, Mapping) else []
+    )
+    return plain("; ".join(filter(None, (", ".join(named), str(run.summary.get("hardware") or "")))))
+
+
+def _settings(runs: Sequence[Run]) -> list[Table]:
+    """What all share, and what they differ in."""
+    configs = [run.config for run in runs]
+    differing = varying(configs)
+    shared = [key for key in configs[0] if key not in differing and (len(runs) == 1 or key not in INCIDENTAL)]
+    rows = [[Cell(key.replace("_", "-")), _value(configs[0][key])] for key in shared]
+    title = "Settings" if len(runs) == 1 else "Settings of all runs"
+    tables = [Table("all-settings", title, ["Setting", "Value"], rows, folded=True)]
+    if differing:
+        header = ["Run", *(key.replace("_", "-") for key in differing)]
+        rows = [[Cell(plain(run.path)), *(_value(run.config.get(key)) for key in differing)] for run in runs]
+        tables.append(Table("differing-settings", "Settings that differ", header, rows, folded=True))
+    return tables
+
+
+def _value(value: Any) -> Cell:
+    return Cell(plain(value if isinstance(value, str) else json.dumps(value)))

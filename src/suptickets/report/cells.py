@@ -1,0 +1,168 @@
+"""The cells of an experiment: the paper's number beside ours, and which of them win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from math import hypot
+from typing import Any, NamedTuple, TypeAlias
+
+from suptickets.report.measures import Measure, measure, plain
+from suptickets.report.runs import method_name, sparsity_name
+
+Setting: TypeAlias = str | int | float | bool | None
+
+
+class Paper(NamedTuple):
+    """What the paper prints; fractions are fractions, not percentages."""
+
+    mean: float
+    deviation: float | None = None
+
+
+class Ours(NamedTuple):
+    """What so many runs gave."""
+
+    mean: float
+    sd: float | None = None
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One number of a table or figure; `variation` names what the experiment varies beyond the settings."""
+
+    settings: Mapping[str, Setting]
+    variation: str = ""
+    measure: str = "accuracy"
+    paper: Paper | None = None
+    ours: Ours | None = None
+
+    @staticmethod
+    def read(flat: Mapping[str, Any]) -> CellResult:
+        """From the JSON of `reproduce`: what is no result is a setting."""
+        own = {"variation", "measure", "paper", "ours"}
+        return CellResult(
+            {key: value for key, value in flat.items() if key not in own},
+            str(flat.get("variation") or ""),
+            str(flat.get("measure", "accuracy")),
+            None if flat.get("paper") is None else Paper(**flat["paper"]),
+            None if flat.get("ours") is None else Ours(**flat["ours"]),
+        )
+
+    @property
+    def kind(self) -> Measure:
+        """How the measure is written."""
+        return measure(self.measure)
+
+    def mean(self, side: str) -> float | None:
+        """Of `paper` or `ours`."""
+        known = self.paper if side == "paper" else self.ours
+        return None if known is None else known.mean
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.paper is None or self.ours is None else self.ours.mean - self.paper.mean
+
+    @property
+    def deviations(self) -> float | None:
+        """The difference in units of the joint deviation; none where a deviation is not known."""
+        if self.difference is None or self.paper is None or self.ours is None:
+            return None
+        if self.paper.deviation is None or self.ours.sd is None:
+            return None
+        joint = hypot(self.paper.deviation, self.ours.sd)
+        return self.difference / joint if joint else None
+
+    def column(self) -> tuple[str, ...]:
+        """Where the paper's tables put it: data, sparsity and measure make a column."""
+        return plain(self.settings.get("data", "")), sparsity_name(self.settings), self.kind.header
+
+    def row(self) -> tuple[str, ...]:
+        """All else but the model: method and booster, other settings, the variation."""
+        placed = {"data", "sparsity", "model", "method", "booster"}
+        method = method_name(self.settings) if "method" in self.settings else ""
+        others = (
+            f"{key.replace('_', ' ')} {value}" for key, value in self.settings.items() if key not in placed
+        )
+        return method, plain(", ".join(others)), plain(self.variation)
+
+
+def telling(names: Sequence[tuple[str, ...]]) -> tuple[list[str], str]:
+    """Names without the parts that all share, and these parts."""
+    shared = [len(set(parts)) == 1 for parts in zip(*names, strict=True)]
+    if all(shared):
+        shared = [False] * len(shared)
+    differing = [not same for same in shared]
+    return [_words(name, differing) for name in names], _words(names[0], shared)
+
+
+def _words(name: tuple[str, ...], chosen: Sequence[bool]) -> str:
+    return ", ".join(filter(None, compress(name, chosen)))
+
+
+class Marks(NamedTuple):
+    """Which cells could have won, and which did."""
+
+    contenders: set[int]
+    winners: set[int]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is set in bold: for the cells and a side (paper or ours), the marks; and that in words."""
+
+    of: Callable[[Sequence[CellResult], str], Marks]
+    text: str
+
+
+def best_among(*rivals: str) -> Mark:
+    """The best of the cells that differ in the variation and these settings alone; ties win together."""
+
+    def marks(cells: Sequence[CellResult], side: str) -> Marks:
+        groups: dict[object, list[int]] = {}
+        for place, cell in enumerate(cells):
+            if cell.mean(side) is not None and cell.kind.better:
+                kept = {key: value for key, value in cell.settings.items() if key not in rivals}
+                groups.setdefault((cell.measure, *sorted(map(str, kept.items()))), []).append(place)
+        contested = [group for group in groups.values() if len(group) > 1]
+        contenders = {place for group in contested for place in group}
+        return Marks(contenders, {place for group in contested for place in _best(cells, group, side)})
+
+    what = " and ".join([*rivals, "variation"])
+    return Mark(marks, f"Bold: the best of those that differ in {what} alone.")
+
+
+def better_than(**baseline: Setting) -> Mark:
+    """The cells that are at least as good as the one of the same data and model with these settings."""
+
+    def is_baseline(cell: CellResult) -> bool:
+        return all(cell.settings.get(key) == value for key, value in baseline.items())
+
+    def place(cell: CellResult) -> tuple[object, ...]:
+        return cell.settings.get("data"), cell.settings.get("model"), cell.measure
+
+    def marks(cells: Sequence[CellResult], side: str) -> Marks:
+        bars = {place(cell): _goodness(cell, side) for cell in cells if is_baseline(cell)}
+        known = {
+            n
+            for n, cell in enumerate(cells)
+            if not is_baseline(cell) and cell.mean(side) is not None and bars.get(place(cell)) is not None
+        }
+        return Marks(known, {n for n in known if _goodness(cells[n], side) >= bars[place(cells[n])]})
+
+    what = ", ".join(plain(value) for value in baseline.values())
+    return Mark(marks, f"Bold: at least as good as {what}.")
+
+
+def _goodness(cell: CellResult, side: str) -> float:
+    """Higher is better; as shown, so that what looks equal is equal."""
+    mean = cell.mean(side)
+    return float("nan") if mean is None else cell.kind.better * cell.kind.rounded(mean)
+
+
+def _best(cells: Sequence[CellResult], places: Sequence[int], side: str) -> set[int]:
+    best = max(_goodness(cells[place], side) for place in places)
+    return {place for place in places if _goodness(cells[place], side) == best}

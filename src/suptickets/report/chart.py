@@ -1,0 +1,287 @@
+"""The one renderer of all plots: matplotlib, with a small vocabulary on top.
+
+As a file (PNG, SVG) a chart is what matplotlib writes. On a page it is an inline SVG: text is text, colours
+follow the page, points carry tooltips.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
+
+from suptickets.report.colours import FAINT, INK, MUTED, PAPER, SHADE, Colour
+from suptickets.report.document import Plot
+from suptickets.report.runs import narrow
+from suptickets.report.svg import inline
+
+WIDTH = 380  # pixels, as wide as a phone: a page shows plots side by side, not larger
+DOTS = 300  # per inch, in a PNG
+TIPS = 120  # at most so many points of a line have a tooltip
+GAP = 14  # pixels between two names of lines
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "suptickets",
+    "text.parse_math": False,
+    "font.size": 11.5,
+    "text.color": INK.light,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.edgecolor": FAINT.light,
+    "axes.labelcolor": MUTED.light,
+    "axes.titlecolor": MUTED.light,
+    "axes.titlesize": 11.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": FAINT.light,
+    "xtick.color": FAINT.light,
+    "ytick.color": FAINT.light,
+    "xtick.labelcolor": MUTED.light,
+    "ytick.labelcolor": MUTED.light,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.8,
+}
+
+Point: TypeAlias = tuple[float, float, str]
+
+
+class Chart:
+    """One plot: axes, and what the pointer finds in them."""
+
+    def __init__(self, height: int) -> None:
+        """Empty axes; sizes are pixels of a page."""
+        self.height = height
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72))
+        self.axes: Axes = self.figure.subplots()
+        self.tips: dict[str, Sequence[str]] = {}
+        self.names: list[tuple[float, str, Colour]] = []
+        self.hidden: list[Line2D] = []
+
+    # ---- what is drawn ----
+
+    def line(
+        self,
+        x: Sequence[float],
+        y: Sequence[float],
+        colour: Colour,
+        *,
+        name: str = "",
+        tip: Callable[[float, float], str] | None = None,
+        deviation: Sequence[float] = (),
+    ) -> None:
+        """A line, named at its end, with a band of one deviation, and tooltips along it."""
+        self.axes.plot(x, y, color=colour.light, zorder=2.5)
+        if any(deviation):
+            low, high = (np.add(y, np.multiply(sign, deviation)) for sign in (-1, 1))
+            self.axes.fill_between(x, low, high, color=colour.light, alpha=0.15, linewidth=0)
+        if tip is not None:
+            every = range(len(x) - 1, -1, -max(1, -(-len(x) // TIPS)))
+            self.points([(x[n], y[n], tip(x[n], y[n])) for n in every], colour, hidden=True)
+        if name:
+            self.names.append((y[-1], name, colour))
+
+    def points(
+        self,
+        points: Sequence[Point],
+        colour: Colour,
+        *,
+        marker: str = "o",
+        size: float = 7,
+        hollow: bool = False,
+        hidden: bool = False,
+    ) -> None:
+        """Points with tooltips; hidden ones show when the pointer is near."""
+        x, y, tips = zip(*points, strict=True) if points else ((), (), ())
+        edge, face = (colour, PAPER) if hollow else (PAPER, colour)
+        (drawn,) = self.axes.plot(x, y, marker, markersize=size, clip_on=hidden, zorder=3)
+        drawn.set(markerfacecolor=face.light, markeredgecolor=edge.light, alpha=0 if hidden else 1)
+        drawn.set_gid(self._tip(tips))
+        if hidden:
+            self.hidden.append(drawn)
+
+    def spread(
+        self, x: float, y: float, deviation: float | None, colour: Colour, *, upright: bool = False
+    ) -> None:
+        """One deviation to either side."""
+        across, along = (0, deviation or 0) if upright else (deviation or 0, 0)
+        ends = [x - across, x + across], [y - along, y + along]
+        self.axes.plot(*ends, color=colour.light, linewidth=1.2, alpha=0.6)
+
+    def bar(
+        self, x: float, low: float, high: float, width: float, colour: Colour, tip: str, alpha: float = 1
+    ) -> None:
+        """An upright bar, `x` its middle."""
+        (drawn,) = self.axes.bar(x, high - low, width, low, color=colour.light, alpha=alpha, linewidth=0)
+        drawn.set_gid(self._tip([tip]))
+
+    def row(self, y: float, left: float, right: float, tip: str) -> None:
+        """A row, one high, that is not seen but has a tooltip."""
+        (drawn,) = self.axes.barh(y, right - left, 1, left, color=INK.light, alpha=0)
+        drawn.set_gid(self._tip([tip]))
+
+    def word(self, text: str, x: float, y: float, colour: Colour = MUTED, **place: Any) -> None:
+        """Words; `place` as for matplotlib's `annotate`."""
+        self.axes.annotate(text, (x, y), color=colour.light, **({"fontsize": 10.5} | place))
+
+    def key(self, names: Sequence[str], colours: Sequence[Colour]) -> None:
+        """Names of colours, above the axes: for plots in which nothing ends where a name could stand."""
+        marks = [Line2D([], [], marker="o", linestyle="", color=colour.light) for colour in colours]
+        shown = [shortened(name).lstrip("_") for name in names]  # matplotlib leaves such names out
+        look: dict[str, Any] = {"frameon": False, "handlelength": 0.6, "labelcolor": "linecolor"}
+        self.figure.legend(marks, shown, loc="outside upper left", ncols=3 if len(names) > 4 else 2, **look)
+
+    def cycles(self, borders: Sequence[float]) -> None:
+        """The phase of the cycles, shaded, with the number of each ticket above the end of its cycle.
+
+        It is a tenth of a run and all that matters: the axis gives it a third.
+        """
+        start, end = borders[0], borders[-1]
+        if narrow(borders):
+            self.axes.set_xscale("function", functions=_stretched(start, end))
+            self.axes.set_xticks([0, start / 2, start, end])
+            self.axes.xaxis.set_major_formatter("{x:g}")
+        self.axes.axvspan(start, end, color=SHADE.light, zorder=0, linewidth=0)
+        for place, border in enumerate(borders[1:], 1):
+            self.axes.axvline(border, color=FAINT.light, linewidth=1, zorder=1)
+            above = self.axes.get_xaxis_transform()
+            self.word(str(place), border, 1.01, xycoords=above, ha="center", va="bottom")
+
+    # ---- axes ----
+
+    def axis_names(self, y: str = "", x: str = "") -> None:
+        """The vertical axis has its name above it, where it need not be turned."""
+        self.axes.set_title(y)
+        self.axes.set_xlabel(x, loc="right")
+
+    def epochs(self, last: float) -> None:
+        """The horizontal axis, from the start."""
+        self.axes.set_xlim(0, last)
+        if self.axes.get_xscale() == "linear":
+            self.axes.locator_params(axis="x", integer=True, nbins=5)
+
+    def percent(self, axis: str = "y") -> None:
+        """Fractions are shown as percentages."""
+        which = self.axes.yaxis if axis == "y" else self.axes.xaxis
+        which.set_major_formatter(lambda value, _: f"{round(value * 100, 6):g} %")
+
+    def logarithmic(self) -> None:
+        """The vertical axis, with plain numbers."""
+        self.axes.set_yscale("log")
+        self.axes.yaxis.set_major_formatter("{x:g}")
+        self.axes.yaxis.set_minor_formatter("")
+
+    def rows(self, names: Sequence[str]) -> None:
+        """Rows from the top down, named at the left; the grid turns."""
+        self.axes.set_yticks(range(len(names)), [shortened(name) for name in names])
+        self.axes.set_ylim(len(names) - 0.5, -0.5)
+        self.axes.tick_params(axis="y", labelcolor=INK.light)
+        self.axes.grid(visible=False, axis="y")
+        self.axes.grid(visible=True, axis="x")
+
+    # ---- what comes of it ----
+
+    def finish(self) -> None:
+        """Name the lines at their ends, pushed apart where the names would overlap."""
+        scale, limits = self.axes.yaxis.get_transform().transform, self.axes.get_ylim()
+        if self.axes.get_yscale() == "log" and limits[1] < 100 * limits[0]:
+            self.axes.yaxis.set_major_locator(LogLocator(subs=[1, 2, 5]))
+        bottom, top = scale(np.array(limits))
+        ends = sorted(((scale(np.array([y]))[0] - bottom) / (top - bottom), n, c) for y, n, c in self.names)
+        shown = [shortened(name, 18) for _, name, _ in ends]
+        gap = GAP * max((1 + name.count("\n") for name in shown), default=1) / (0.78 * self.height)
+        places = apart([float(y) for y, *_ in ends], gap)
+        for y, name, (*_, colour) in zip(places, shown, ends, strict=True):
+            aside = {"xycoords": "axes fraction", "xytext": (7, 0), "textcoords": "offset points"}
+            self.word(name, 1, y, colour, va="center", fontsize=11.5, **aside)
+
+    def save(self, path: Path, kind: str, title: str) -> None:
+        """As a file for a paper; the same bytes each time."""
+        for points in self.hidden:
+            points.set_visible(False)
+        self._lay_out()
+        metadata = {"Title": title} | ({"Date": None} if kind == "svg" else {})
+        self.figure.savefig(path, format=kind, dpi=DOTS, facecolor="white", metadata=metadata)
+
+    def inline(self, plot: Plot) -> str:
+        """As a part of a page, which need not say twice what is shown."""
+        if plot.title.startswith(self.axes.get_title("left")):
+            self.axes.set_title("")
+        self._lay_out()
+        text = io.StringIO()
+        self.figure.savefig(text, format="svg", dpi=144)
+        return inline(text.getvalue(), plot.name, self.tips)
+
+    def _lay_out(self) -> None:
+        """Once: a figure with a layout of its own is drawn twice."""
+        ConstrainedLayoutEngine().execute(self.figure)
+
+    def _tip(self, tips: Sequence[str]) -> str:
+        name = f"tip-{len(self.tips)}"
+        self.tips[name] = tips
+        return name
+
+
+@contextmanager
+def drawn(plot: Plot) -> Iterator[Chart]:
+    """The plot, in our style alone, whatever the user's matplotlib looks like.
+
+    Letters that the font lacks are no reason to talk.
+    """
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        chart = Chart(plot.height)
+        plot.draw(chart)
+        chart.finish()
+        yield chart
+
+
+def shortened(text: str, width: int = 26) -> str:
+    """At most two lines of a name."""
+    return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
+
+
+def apart(places: Sequence[float], gap: float) -> list[float]:
+    """Rising places between 0 and 1, moved no more than is needed to lie `gap` apart.
+
+    Neighbours that are too close make a cluster around the mean of where its members wanted to be.
+    """
+    clusters: list[tuple[float, int]] = []  # the lowest place of each, and its members
+    for place in places:
+        low, count = place, 1
+        while clusters and clusters[-1][0] + gap * clusters[-1][1] > low:
+            other, members = clusters.pop()
+            low = (other * members + (low - gap * members) * count) / (members + count)
+            count += members
+        clusters.append((low, count))
+    spread = [low + gap * n for low, count in clusters for n in range(count)]
+    below = [min(place, 1 - gap * n) for n, place in enumerate(reversed(spread))][::-1]
+    return [max(place, gap * n) for n, place in enumerate(below)]
+
+
+def _stretched(start: float, end: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """An axis of two straight pieces, and its inverse: two thirds until `start`, one third from there on."""
+    return (
+        lambda x: np.where(x < start, 2 * x / start, 2 + (x - start) / (end - start)),
+        lambda share: np.where(share < 2, share * start / 2, start + (share - 2) * (end - start)),
+    )

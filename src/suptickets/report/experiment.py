@@ -1,0 +1,178 @@
+"""The page of an experiment: the paper's table or figure, its numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from suptickets.report.again import again
+from suptickets.report.cells import CellResult, Mark, Setting, best_among, telling
+from suptickets.report.colours import MUTED, SERIES, SHADE
+from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Plot, Section, Table
+from suptickets.report.measures import NO_BREAK, NOTHING, Measure, plain
+from suptickets.report.run_page import run_sections
+from suptickets.report.runs import Run, group
+
+if TYPE_CHECKING:
+    from suptickets.report.chart import Chart
+
+Rows: TypeAlias = dict[tuple[str, ...], dict[tuple[str, ...], Cell]]  # by row and column
+LEGEND = "Ours first; beneath, the paper's, and the difference in units of σ, the joint deviation."
+DIFFERENCE = "Ours less the paper's, in units of the joint deviation: within the shade the two agree."
+DEVIATIONS = Measure("Difference / σ", 1)
+
+
+def experiment_page(
+    title: str,
+    reference: str,
+    cells: Sequence[CellResult],
+    *,
+    runs: Sequence[Run] = (),
+    figure: Callable[[Sequence[CellResult]], list[Plot]] | None = None,
+    mark: Mark | None = None,
+    notes: Sequence[str] = (),
+    command: str = "",
+) -> Page:
+    """The page of one table or figure of the paper.
+
+    Args:
+        title: what the experiment is about.
+        reference: where in the paper it stands.
+        cells: every number of it.
+        runs: those that ours came from; their curves, layers and so on follow.
+        figure: draws it in the paper's own form (`figures.FIGURES` has them by the experiment's name).
+        mark: which numbers are bold; by default the best of those that differ in booster and variation alone.
+        notes: what the reader must know: a trial's scale, forks or separate runs, errata of the paper.
+        command: what computes all this again; by default the commands of the runs.
+    """
+    chosen = mark or best_among("booster")
+    blocks: list[Block] = [Note(note) for note in notes]
+    blocks += [*(figure(cells) if figure else []), *_grids(cells, chosen), _list(cells, chosen)]
+    sections = [
+        Section("Paper and ours", blocks, f"{chosen.text} {LEGEND if any(c.paper for c in cells) else ''}"),
+        Section("Difference", _differences(cells), DIFFERENCE),
+        *(run_sections(group(runs)) if runs else []),
+        again(runs, command),
+    ]
+    return Page(title, reference, _headline(cells, chosen), [part for part in sections if part.blocks])
+
+
+def _headline(cells: Sequence[CellResult], mark: Mark) -> Numbers:
+    done = sum(cell.ours is not None for cell in cells)
+    numbers = [Number("Cells", f"{done} of {len(cells)}", "have a result of ours")]
+    known = [abs(cell.deviations) for cell in cells if cell.deviations is not None]
+    if known:
+        near = sum(deviations <= 1 for deviations in known)
+        numbers.append(Number("Within one deviation", f"{near} of {len(known)}", "of the paper's number"))
+        numbers.append(Number("Largest difference", f"{max(known):.1f}", "joint deviations"))
+    ours, paper = (_boosted(cells, mark, side) for side in ("ours", "paper"))
+    if ours:
+        numbers.append(Number("Bold with a booster", ours, f"paper: {paper}" if paper else ""))
+    return tuple(numbers)
+
+
+def _boosted(cells: Sequence[CellResult], mark: Mark, side: str) -> str:
+    """How many of the cells with a booster win, where there are others too."""
+    marks = mark.of(cells, side)
+    boosted = {n for n, cell in enumerate(cells) if cell.settings.get("booster") not in (None, "none")}
+    contenders = boosted & marks.contenders
+    compared = contenders and len(boosted) < len(cells)
+    return f"{len(contenders & marks.winners)} of {len(contenders)}" if compared else ""
+
+
+# ---- tables ----
+
+
+def _grids(cells: Sequence[CellResult], mark: Mark) -> list[Table]:
+    """As in the paper: a table for each model, with data and sparsity as columns."""
+    bold = {side: mark.of(cells, side).winners for side in ("ours", "paper")}
+    models: dict[Setting, Rows] = {}
+    for n, cell in enumerate(cells):
+        row = models.setdefault(cell.settings.get("model"), {}).setdefault(cell.row(), {})
+        row[cell.column()] = _grid_cell(cell, n in bold["ours"], n in bold["paper"])
+    return [_grid(n, model, rows) for n, (model, rows) in enumerate(models.items())]
+
+
+def _grid(n: int, model: Setting, rows: Rows) -> Table:
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    (names, shared), (header, common) = telling([*rows]), telling(columns)
+    title = ", ".join(part for part in (plain(model or ""), shared, common) if part)
+    body = [
+        [Cell(name), *(row.get(column, Cell(NOTHING)) for column in columns)]
+        for name, row in zip(names, rows.values(), strict=True)
+    ]
+    return Table(f"grid-{n}", title, ["Setting", *header], body, notes="paper")
+
+
+def _grid_cell(cell: CellResult, best: bool, best_of_paper: bool) -> Cell:
+    value = cell.mean("ours") if cell.ours else cell.mean("paper")
+    return Cell(_ours(cell), value, best, _paper(cell), best_of_paper)
+
+
+def _ours(cell: CellResult) -> str:
+    return NOTHING if cell.ours is None else cell.kind.bare(cell.ours.mean, cell.ours.sd)
+
+
+def _paper(cell: CellResult) -> str:
+    """With the difference in joint deviations."""
+    if cell.paper is None:
+        return ""
+    away = "" if cell.deviations is None else f"; {DEVIATIONS.change(cell.deviations)}{NO_BREAK}σ"
+    return cell.kind.bare(cell.paper.mean, cell.paper.deviation) + away
+
+
+def _list(cells: Sequence[CellResult], mark: Mark) -> Table:
+    """Every cell in a row of its own."""
+    keys = list(dict.fromkeys(key for cell in cells for key in cell.settings))
+    wins = mark.of(cells, "ours").winners
+    header = [*(key.replace("_", " ").capitalize() for key in keys), "Variation", "Measure"]
+    header += ["Paper", "Ours", "Runs", "Difference", DEVIATIONS.label]
+    rows = [[*_names(cell, keys), *_results(cell, n in wins)] for n, cell in enumerate(cells)]
+    return Table("cells", "Every cell", header, rows, folded=True)
+
+
+def _names(cell: CellResult, keys: Sequence[str]) -> list[Cell]:
+    values = [cell.settings.get(key) for key in keys]
+    texts = [plain("" if value is None else value) for value in [*values, cell.variation, cell.kind.header]]
+    return [Cell(text) for text in texts]
+
+
+def _results(cell: CellResult, best: bool) -> list[Cell]:
+    runs, difference = cell.ours.runs if cell.ours else 0, cell.difference
+    paper = cell.kind.cell(*cell.paper) if cell.paper else Cell(NOTHING)
+    changed = NOTHING if difference is None else cell.kind.change(difference)
+    return [
+        paper,
+        Cell(_ours(cell), cell.mean("ours"), best),
+        Cell(str(runs), float(runs)),
+        Cell(changed, difference),
+        DEVIATIONS.cell(cell.deviations),
+    ]
+
+
+# ---- plots ----
+
+
+def _differences(cells: Sequence[CellResult]) -> list[Plot]:
+    """Ours less the paper's, cell by cell, in joint deviations; a plot for each data set and model."""
+    parts: dict[str, list[CellResult]] = {}
+    for cell in cells:
+        if cell.deviations is not None:
+            where = [cell.settings[key] for key in ("data", "model") if key in cell.settings]
+            parts.setdefault(" · ".join(plain(part) for part in where), []).append(cell)
+    return [_difference(n, where, known) for n, (where, known) in enumerate(parts.items())]
+
+
+def _difference(n: int, where: str, cells: Sequence[CellResult]) -> Plot:
+    names, _ = telling([(*cell.row(), *cell.column()) for cell in cells])
+
+    def draw(chart: Chart) -> None:
+        chart.rows(names)
+        chart.axis_names("", "σ")
+        chart.axes.axvspan(-1, 1, color=SHADE.light, zorder=0, linewidth=0)
+        chart.axes.axvline(0, color=MUTED.light, linewidth=1)
+        for y, (name, cell) in enumerate(zip(names, cells, strict=True)):
+            tip = f"{name}\nours {_ours(cell)}, paper {_paper(cell)}"
+            chart.points([(cell.deviations or 0.0, float(y), tip)], SERIES[0])
+
+    return Plot(f"difference-{n}", where or "All cells", draw, height=70 + 20 * len(cells))

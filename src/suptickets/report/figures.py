@@ -1,0 +1,121 @@
+"""The paper's figures of results, in its own form: averaging, number of tickets, uncertainty."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from suptickets.report.cells import CellResult
+from suptickets.report.colours import INK, series
+from suptickets.report.document import Plot
+from suptickets.report.measures import number, plain
+from suptickets.report.runs import method_name, sparsity_name
+
+if TYPE_CHECKING:
+    from suptickets.report.chart import Chart
+
+Bars = Mapping[str, Mapping[str, CellResult]]  # by what a group stands at, and by what a bar is
+
+
+def averaging(cells: Sequence[CellResult]) -> list[Plot]:
+    """Accuracy by sparsity, a bar for each rule."""
+    return _bars("averaging", cells, ("accuracy",), lambda cell: plain(cell.variation))
+
+
+def uncertainty(cells: Sequence[CellResult]) -> list[Plot]:
+    """NLL and ECE by sparsity, with and without Sup-tickets."""
+    return _bars("uncertainty", cells, ("nll", "ece"), lambda cell: method_name(cell.settings))
+
+
+def ticket_count(cells: Sequence[CellResult]) -> list[Plot]:
+    """The superposed ticket, and the mean of its tickets, by their number: a line for each sparsity."""
+    known = {
+        name: [c for c in cells if c.measure == name and c.ours] for name in ("accuracy", "ticket_accuracy")
+    }
+    return [_lines(name, own) for name, own in known.items() if own]
+
+
+FIGURES: Mapping[str, Callable[[Sequence[CellResult]], list[Plot]]] = {
+    "averaging": averaging,
+    "ticket-count-fixed": ticket_count,
+    "uncertainty": uncertainty,
+}
+
+
+def _bars(
+    name: str, cells: Sequence[CellResult], measures: Sequence[str], bar: Callable[[CellResult], str]
+) -> list[Plot]:
+    """One plot for each measure, data set and model."""
+    plots: dict[tuple[str, str], dict[str, dict[str, CellResult]]] = {}
+    for measure in measures:
+        for cell in cells:
+            if cell.measure == measure and cell.ours is not None:
+                where = " · ".join(
+                    plain(cell.settings[key]) for key in ("data", "model") if key in cell.settings
+                )
+                groups = plots.setdefault((measure, where), {})
+                groups.setdefault(sparsity_name(cell.settings), {})[bar(cell)] = cell
+    return [_bar_plot(f"{name}-{n}", where, groups) for n, ((_, where), groups) in enumerate(plots.items())]
+
+
+def _bar_plot(name: str, where: str, groups: Bars) -> Plot:
+    kinds = list(dict.fromkeys(kind for bars in groups.values() for kind in bars))
+    means = [cell.ours.mean for bars in groups.values() for cell in bars.values() if cell.ours]
+    measure = next(cell.kind for bars in groups.values() for cell in bars.values())
+    low = min(means) - 0.4 * (max(means) - min(means)) if measure.better > 0 else 0.0
+
+    def draw(chart: Chart) -> None:
+        chart.axis_names(measure.label, "sparsity")
+        chart.axes.set_xticks(range(len(groups)), list(groups))
+        for x, bars in enumerate(groups.values()):
+            for kind, cell in bars.items():
+                _bar(chart, x, kinds.index(kind), len(kinds), low, kind, cell)
+        chart.axes.set_ylim(bottom=low)
+        if measure.percent:
+            chart.percent()
+        chart.key(kinds, [series(place) for place in range(len(kinds))])
+
+    text = "The axis does not start at 0." if low else ""
+    return Plot(name, f"{measure.label}, {where}", draw, text, height=290)
+
+
+def _bar(chart: Chart, x: int, place: int, count: int, low: float, kind: str, cell: CellResult) -> None:
+    assert cell.ours is not None
+    width, mean = 0.8 / count, cell.ours.mean
+    middle = x + width * (place - (count - 1) / 2)
+    tip = f"{kind}, {sparsity_name(cell.settings)}\n{cell.kind.show(mean, cell.ours.sd)}"
+    chart.bar(middle, low, mean, width * 0.88, series(place), tip)
+    chart.spread(middle, mean, cell.ours.sd, INK, upright=True)
+
+
+def _lines(measure: str, cells: Sequence[CellResult]) -> Plot:
+    lines: dict[str, list[tuple[float, CellResult]]] = {}
+    for cell in cells:
+        lines.setdefault(sparsity_name(cell.settings), []).append((_tickets(cell), cell))
+
+    def draw(chart: Chart) -> None:
+        chart.axis_names(cells[0].kind.label, "number of tickets")
+        chart.percent()
+        chart.axes.set_xticks(sorted({x for line in lines.values() for x, _ in line}))
+        for place, (name, line) in enumerate(lines.items()):
+            _line(chart, place, name, sorted(line, key=lambda point: point[0]))
+
+    return Plot(f"ticket-count-{measure.replace('_', '-')}", cells[0].kind.label, draw)
+
+
+def _line(chart: Chart, place: int, name: str, line: Sequence[tuple[float, CellResult]]) -> None:
+    known = [(x, cell.ours, cell.kind) for x, cell in line if cell.ours]
+    means = [ours.mean for _, ours, _ in known]
+    chart.line(
+        [x for x, *_ in known], means, series(place), name=name, deviation=[o.sd or 0 for _, o, _ in known]
+    )
+    tips = [f"{name}, {x:g} tickets\n{kind.show(ours.mean, ours.sd)}" for x, ours, kind in known]
+    chart.points([(x, ours.mean, tip) for (x, ours, _), tip in zip(known, tips, strict=True)], series(place))
+
+
+def _tickets(cell: CellResult) -> float:
+    """Their number: a setting, or a part of the variation's name."""
+    count = number(cell.settings.get("cycles"))
+    found = re.search(r"\d+", cell.variation)
+    return count if count is not None else float(found[0]) if found else 0.0

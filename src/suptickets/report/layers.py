@@ -1,0 +1,123 @@
+"""Plots and the table of the layers: sparsity over time and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from suptickets.report.colours import MUTED, SERIES, series
+from suptickets.report.document import Cell, Plot, Table
+from suptickets.report.measures import MEASURES, number, plain
+from suptickets.report.runs import Curve, Group, Run, layer_curves, layers
+
+if TYPE_CHECKING:
+    from suptickets.report.chart import Chart
+
+SPARSITY = MEASURES["sparsity"]
+SHOWN = 3  # settings whose layers are shown over time
+SCALE = ("#dde5f3", "#1d4fa8", "#0b2250")  # from sparse to dense; told apart by lightness alone
+
+
+def layer_plots(groups: Sequence[Group]) -> list[Plot]:
+    """Over time for one run of each of the first settings, and at the end for all."""
+    over_time = [(one, layer_curves(one.runs[0])) for one in groups[:SHOWN]]
+    plots = [_over_time(place, one, curves) for place, (one, curves) in enumerate(over_time) if curves]
+    return plots + _at_the_end(groups)
+
+
+def _height(layers: int) -> int:
+    return 85 + 15 * layers
+
+
+def _over_time(place: int, one: Group, curves: Mapping[str, Curve]) -> Plot:
+    def draw(chart: Chart) -> None:
+        chart.rows(list(curves))
+        chart.axis_names("", "epoch")
+        _heat(chart, one.runs[0], list(curves.values()))
+        for y, (name, curve) in enumerate(curves.items()):
+            first, last = SPARSITY.show(curve[0][1]), SPARSITY.show(curve[-1][1])
+            chart.row(y, 0, curve[-1][0], f"{name}\n{first} after epoch {curve[0][0]:g}, {last} at the end")
+            side = {
+                "xycoords": chart.axes.get_yaxis_transform(),
+                "xytext": (6, 0),
+                "textcoords": "offset points",
+            }
+            chart.word(last, 1, y, MUTED, va="center", **side)
+
+    text = "The darker, the denser; at the right the sparsity at the end."
+    return Plot(f"layers-{place}", f"Layers over time: {one.label}", draw, text, _height(len(curves)))
+
+
+def _heat(chart: Chart, run: Run, curves: Sequence[Curve]) -> None:
+    """A row for each layer, a column for each epoch."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    epochs = sorted({epoch for curve in curves for epoch, _ in curve})
+    density = [[1 - dict(curve).get(epoch, 1.0) for epoch in epochs] for curve in curves]
+    chart.axes.grid(visible=False)
+    if run.cycles and run.cycles[-1] >= epochs[-1]:
+        chart.cycles(run.cycles)
+    edges, rows = [0.0, *epochs], [n - 0.5 for n in range(len(curves) + 1)]
+    colours = LinearSegmentedColormap.from_list("density", SCALE)
+    chart.axes.pcolormesh(edges, rows, density, cmap=colours, rasterized=True)
+    chart.epochs(max(epochs[-1], *run.cycles, 0))
+
+
+def _at_the_end(groups: Sequence[Group]) -> list[Plot]:
+    """One plot for all settings that have the layers of the first."""
+    found = {place: _sparsities(one) for place, one in enumerate(groups)}
+    names = next((list(each) for each in found.values() if each), [])
+    same = {place: each for place, each in found.items() if names and list(each) == names}
+    if not same:
+        return []
+
+    def draw(chart: Chart) -> None:
+        chart.rows(names)
+        chart.axis_names("", "sparsity")
+        chart.percent("x")
+        chart.axes.locator_params(axis="x", nbins=5)
+        for place, sparsities in same.items():
+            label = f"{groups[place].label}: " if len(groups) > 1 else ""
+            tips = [f"{label}{name}\n{SPARSITY.show(value)}" for name, value in sparsities.items()]
+            points = zip(sparsities.values(), range(len(names)), tips, strict=True)
+            chart.points([(x, float(y), tip) for x, y, tip in points], series(place))
+        if len(groups) > 1:
+            shown = [place for place in same if place < len(SERIES)]
+            chart.key([groups[place].label for place in shown], [series(place) for place in shown])
+
+    return [Plot("layers-end", "Layers at the end", draw, height=_height(len(names)))]
+
+
+def _sparsities(one: Group) -> dict[str, float]:
+    """Of each layer of the final network, the mean over the runs."""
+    values: dict[str, list[float]] = {}
+    for run in one.runs:
+        for layer in layers(run):
+            values.setdefault(plain(layer.get("name", "")), []).append(number(layer["sparsity"]) or 0.0)
+    return {name: mean(sparsities) for name, sparsities in values.items()}
+
+
+def layer_table(run: Run) -> list[Table]:
+    """Every layer of the final network."""
+    rows = [
+        [
+            Cell(plain(layer.get("name", ""))),
+            _shape(layer.get("shape")),
+            _count(layer.get("size")),
+            _count(layer.get("nonzero")),
+            SPARSITY.cell(number(layer.get("sparsity"))),
+        ]
+        for layer in layers(run)
+    ]
+    header = ["Layer", "Shape", "Weights", "Living", SPARSITY.header]
+    return [Table("layers", "Every layer", header, rows, folded=True)] if rows else []
+
+
+def _shape(value: object) -> Cell:
+    return Cell(" × ".join(plain(size) for size in value) if isinstance(value, list) else "")
+
+
+def _count(value: object) -> Cell:
+    count = number(value)
+    return Cell("" if count is None else f"{count:,.0f}", count)

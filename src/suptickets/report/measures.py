@@ -1,0 +1,100 @@
+"""How the measures of a run are called and written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+
+from suptickets.report.document import Cell
+
+MINUS, NO_BREAK, NOTHING = "\N{MINUS SIGN}", "\N{NO-BREAK SPACE}", "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure: its name, its digits, and whether more (1) or less (-1) of it is better."""
+
+    label: str
+    digits: int = 4
+    better: int = 0
+    percent: bool = False
+
+    @property
+    def header(self) -> str:
+        """For a column of bare numbers."""
+        return f"{self.label} (%)" if self.percent else self.label
+
+    def rounded(self, value: float) -> float:
+        """As shown: what looks equal is equal."""
+        return round(value * 100 if self.percent else value, self.digits)
+
+    def bare(self, value: float | None, deviation: float | None = None) -> str:
+        """Without the unit, for a table."""
+        if value is None:
+            return NOTHING
+        shown = _signed(f"{self.rounded(value):.{self.digits}f}")
+        return shown if deviation is None else f"{shown} ± {self.rounded(deviation):.{self.digits}f}"
+
+    def show(self, value: float | None, deviation: float | None = None) -> str:
+        """With the unit, for a sentence."""
+        unit = f"{NO_BREAK}%" if self.percent and value is not None else ""
+        return self.bare(value, deviation) + unit
+
+    def change(self, value: float) -> str:
+        """A difference of two values: always with a sign, in points if the measure is a percentage."""
+        sign = "+" if self.rounded(value) > 0 else ""
+        return sign + self.bare(value) + (f"{NO_BREAK}points" if self.percent else "")
+
+    def cell(self, value: float | None, deviation: float | None = None) -> Cell:
+        """In a table, sorted by value."""
+        return Cell(self.bare(value, deviation), value)
+
+
+MEASURES = {
+    "accuracy": Measure("Accuracy", 2, 1, percent=True),
+    "nll": Measure("NLL", 4, -1),
+    "ece": Measure("ECE", 2, -1, percent=True),
+    "ticket_accuracy": Measure("Mean accuracy of the tickets", 2, 1, percent=True),
+    "ensemble_accuracy": Measure("Accuracy of the ensemble", 2, 1, percent=True),
+    "sparsity": Measure("Sparsity", 2, percent=True),
+    "train_flops_ratio": Measure("Training FLOPs", 3, -1),
+    "test_flops_ratio": Measure("Test FLOPs", 3, -1),
+    "disagreement": Measure("Disagreement", 3, 1),
+    "kl": Measure("KL divergence", 3, 1),
+    "seconds": Measure("Seconds", 1),
+}
+
+
+def measure(name: str) -> Measure:
+    """The measure of that name; one that is not known is written with four digits."""
+    return MEASURES.get(name) or Measure(name.replace("_", " ").capitalize())
+
+
+def number(value: object) -> float | None:
+    """`value`, if it is a finite number: files may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond all floats
+        return None
+
+
+def duration(seconds: float | None) -> str:
+    """In the unit that suits it."""
+    if seconds is None:
+        return NOTHING
+    hours, minutes = seconds / 3600, seconds / 60
+    shown = f"{hours:.1f} h" if hours >= 2 else f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"
+    return shown.replace(" ", NO_BREAK)
+
+
+def plain(value: object) -> str:
+    """`value` as text that every format can hold: what cannot be printed is replaced."""
+    text = " ".join(str(value).split())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", MINUS) if float(text) else text.lstrip("-")

@@ -1,0 +1,215 @@
+"""The page of runs: of one, of several seeds, of several settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from suptickets.report.again import again
+from suptickets.report.curves import curve_plots
+from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Section, Table
+from suptickets.report.layers import layer_plots, layer_table
+from suptickets.report.measures import MEASURES, NOTHING, duration, number, plain
+from suptickets.report.runs import (
+    Group,
+    Run,
+    common_cycles,
+    group,
+    method_name,
+    narrow,
+    sparsity_name,
+    varying,
+)
+from suptickets.report.scores import (
+    SCORES,
+    cost_plots,
+    diversity_plots,
+    reliability_plots,
+    score_rows,
+    setting_plots,
+    ticket_plots,
+)
+from suptickets.training.verdict import verdict
+
+RESULTS = (*SCORES, "sparsity", "train_flops_ratio", "test_flops_ratio")
+CYCLES = "Shaded: the cycles; a ticket is collected at the end of each, where its number stands."
+STRETCHED = " There the axis is stretched."
+
+
+def run_page(runs: Sequence[Run]) -> Page:
+    """Everything that there is to see of these runs."""
+    groups = group(runs)
+    if len(runs) == 1:
+        title, about, numbers = _title(runs[0].config), _about(runs[0].config), _headline(runs[0])
+    else:
+        title = _title(runs[0].config) if len(groups) == 1 else f"{len(groups)} settings compared"
+        differing = {*varying([run.config for run in runs]), "seed"}
+        same = {key: value for key, value in runs[0].config.items() if key not in differing}
+        about, numbers = f"{_about(same)} · {len(runs)} runs".removeprefix(" · "), _headlines(groups)
+    return Page(title, about, numbers, [*run_sections(groups), again(runs)])
+
+
+def run_sections(groups: Sequence[Group]) -> list[Section]:
+    """The sections of runs; an experiment's page has them too."""
+    runs = [run for one in groups for run in one.runs]
+    sections = [
+        _tickets(runs[0]) if len(runs) == 1 else _results(groups),
+        Section("Training", [*_unread(runs), *curve_plots(groups)], _cycles(runs)),
+        Section("Layers", [*layer_plots(groups), *(layer_table(runs[0]) if len(runs) == 1 else [])]),
+        Section("Cost", cost_plots(groups)),
+        Section("Calibration and diversity", [*reliability_plots(groups), *_diversity(groups)]),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+# ---- names and headline numbers ----
+
+
+def _title(config: Mapping[str, Any]) -> str:
+    sparsity = sparsity_name(config)
+    return method_name(config) + (f" at {sparsity} sparsity" if sparsity else "")
+
+
+def _about(config: Mapping[str, Any]) -> str:
+    """Data, model and so on, in a line: digits · vgg-small · 20 epochs · seed 1."""
+    names = {"data": "{}", "model": "{}", "epochs": "{} epochs", "recipe": "recipe {}", "seed": "seed {}"}
+    return " · ".join(text.format(plain(config[key])) for key, text in names.items() if key in config)
+
+
+def _headline(run: Run) -> Numbers:
+    if not run.summary:
+        return _so_far(run)
+    scores = [Number(MEASURES[k].label, MEASURES[k].show(run.value(k)), _gain(run, k)) for k in SCORES]
+    living, total = run.value("nonzero"), run.value("parameters")
+    note = f"{living:,.0f} of {total:,.0f} weights live" if living is not None and total is not None else ""
+    return (
+        *scores,
+        Number("Sparsity", MEASURES["sparsity"].show(run.value("sparsity")), note),
+        _flops("Training FLOPs", run.value("train_flops_ratio")),
+        _flops("Test FLOPs", run.value("test_flops_ratio")),
+        Number("Time", duration(run.value("seconds")), plain(run.summary.get("hardware") or "")),
+    )
+
+
+def _flops(label: str, ratio: float | None) -> Number:
+    return Number(label, NOTHING if ratio is None else f"{ratio:.3f}×", "dense = 1")
+
+
+def _gain(run: Run, key: str) -> str:
+    """What the cycles brought."""
+    start, end = run.value(key, "start"), run.value(key)
+    if start is None or end is None:
+        return ""
+    changed = MEASURES[key].rounded(end - start)
+    return f"{MEASURES[key].change(end - start) if changed else 'unchanged'} through the cycles"
+
+
+def _so_far(run: Run) -> Numbers:
+    """Of a run that is not done."""
+    last = run.metrics[-1] if run.metrics else {}
+    epochs = f"{number(last.get('epoch')) or 0:g} of {plain(run.config.get('epochs', '?'))}"
+    return (
+        Number("Epoch", epochs, "not finished"),
+        Number("Training accuracy", MEASURES["accuracy"].show(number(last.get("train_accuracy")))),
+        Number("Training loss", MEASURES["nll"].show(number(last.get("loss")))),
+        Number("Sparsity", MEASURES["sparsity"].show(number(last.get("sparsity")))),
+    )
+
+
+def _headlines(groups: Sequence[Group]) -> Numbers:
+    """The best of several settings, or the mean of the only one."""
+    numbers = [_best(groups, key) for key in SCORES if any(one.values(key) for one in groups)]
+    runs = [run for one in groups for run in one.runs]
+    done = sum(bool(run.summary) for run in runs)
+    note = "all finished" if done == len(runs) else f"{len(runs) - done} not finished"
+    return (*numbers, Number("Runs", str(done), note))
+
+
+def _best(groups: Sequence[Group], key: str) -> Number:
+    measure, known = MEASURES[key], [one for one in groups if one.values(key)]
+    best = max(known, key=lambda one: measure.better * (one.mean(key) or 0.0))
+    text = measure.show(best.mean(key), best.deviation(key))
+    if len(groups) == 1:
+        return Number(measure.label, text, "mean ± deviation over the seeds")
+    name = measure.label if measure.label.isupper() else measure.label.lower()
+    return Number(f"Best {name}", text, best.label)
+
+
+# ---- sections ----
+
+
+def _tickets(run: Run) -> Section:
+    """A single run: the tickets against the superposed one and the start."""
+    if not run.summary:
+        return Section("Results", [])
+    worse = verdict(run.summary, run.tickets) if _complete(run) else None
+    header = ["Network", *(MEASURES[key].header for key in SCORES)]
+    rows = [
+        [Cell(name), *(MEASURES[key].cell(number(scores.get(key))) for key in SCORES)]
+        for name, scores, _ in score_rows(run)
+    ]
+    notes: list[Block] = [Note(worse[0].upper() + worse[1:] + ".")] if worse else []
+    title = "Tickets" if run.tickets else "Result"
+    text = "Dotted: the mean of the tickets." if run.tickets else ""
+    return Section(title, [*notes, *ticket_plots(run), Table("scores", "Scores", header, rows)], text)
+
+
+def _complete(run: Run) -> bool:
+    """Whether all scores are there."""
+    return all(number(one.get(key)) is not None for one in (run.summary, *run.tickets) for key in SCORES)
+
+
+def _results(groups: Sequence[Group]) -> Section:
+    """Several runs: mean and deviation by setting, and each run."""
+    header = [MEASURES[key].header for key in RESULTS]
+    by_setting = [[Cell(one.label), *_means(one)] for one in groups]
+    by_run = [[Cell(one.label), *_values(run)] for one in groups for run in one.runs]
+    settings = Table("settings", "Mean and deviation by setting", ["Setting", "Runs", *header], by_setting)
+    runs = Table("runs", "Every run", ["Setting", "Seed", *header, "Seconds", "Folder"], by_run, folded=True)
+    return Section("Results", [*setting_plots(groups), settings, runs])
+
+
+def _means(one: Group) -> list[Cell]:
+    done = len(one.values("accuracy"))
+    deviations = {key: one.deviation(key) for key in SCORES}
+    return [
+        Cell(str(done), float(done)),
+        *(MEASURES[k].cell(one.mean(k), deviations.get(k)) for k in RESULTS),
+    ]
+
+
+def _values(run: Run) -> list[Cell]:
+    results = [MEASURES[key].cell(run.value(key)) for key in (*RESULTS, "seconds")]
+    return [Cell(run.seed, run.setting("seed")), *results, Cell(plain(run.path))]
+
+
+def _unread(runs: Sequence[Run]) -> list[Note]:
+    """Which metrics are not complete."""
+    text = "Lines of {} that could not be read, and are left out: {}."
+    return [Note(text.format(plain(run.path / "metrics.jsonl"), run.damaged)) for run in runs if run.damaged]
+
+
+def _cycles(runs: Sequence[Run]) -> str:
+    borders = common_cycles(runs)
+    return "" if not borders else CYCLES + (STRETCHED if narrow(borders) else "")
+
+
+def _diversity(groups: Sequence[Group]) -> list[Block]:
+    """Plots for several settings, numbers for one."""
+    if len(groups) > 1:
+        return [*diversity_plots(groups)]
+    one = groups[0]
+    together = "all tickets together, at the cost of all"
+    numbers = [
+        _number(one, "disagreement", "diversity", "share of images on which two tickets disagree"),
+        _number(one, "kl", "diversity", "between the predictions of two tickets"),
+        _number(one, "accuracy", "ensemble", together, "Ensemble: accuracy"),
+        _number(one, "nll", "ensemble", together, "Ensemble: NLL"),
+    ]
+    known = tuple(each for each in numbers if each.text != NOTHING)
+    return [known] if known else []
+
+
+def _number(one: Group, key: str, part: str, note: str, label: str = "") -> Number:
+    measure = MEASURES[key]
+    return Number(label or measure.label, measure.show(one.mean(key, part), one.deviation(key, part)), note)

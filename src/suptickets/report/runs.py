@@ -1,0 +1,275 @@
+"""Run folders as a report sees them: what they hold, and which of them differ in the seed alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, TypeAlias
+
+from suptickets.errors import SparsityError
+from suptickets.methods import METHODS
+from suptickets.report.measures import NO_BREAK, number, plain
+from suptickets.training.folder import RunFolder
+from suptickets.training.settings import read_config
+
+# What may differ between two runs of the same settings.
+INCIDENTAL = {"seed", "data_dir", "workers", "checkpoint_every", "log", "evaluate_every"}
+# What a run is called by; other settings join the name only where these do not tell two runs apart.
+TELLING = ("data", "model", "method", "booster", "sparsity", "recipe")
+
+Curve: TypeAlias = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder; `summary` is empty while the run is not done."""
+
+    path: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    damaged: int = 0
+
+    def value(self, key: str, part: str | None = None) -> float | None:
+        """A number of the summary, or of a part of it (`start`, `ensemble`, `diversity`)."""
+        holder = self.summary if part is None else self.summary.get(part)
+        return number(holder.get(key)) if isinstance(holder, Mapping) else None
+
+    def setting(self, key: str) -> float | None:
+        """A setting that is a number."""
+        return number(self.config.get(key))
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text."""
+        return plain(self.config.get("seed", ""))
+
+    @property
+    def tickets(self) -> list[Mapping[str, Any]]:
+        """The scores of the tickets."""
+        return _mappings(self.summary.get("tickets"))
+
+    @cached_property
+    def cycles(self) -> list[float]:
+        """The epochs at which the cycles begin and end; none without a booster."""
+        epochs, length, count = (self.setting(key) or 0.0 for key in ("epochs", "cycle_epochs", "cycles"))
+        sensible = 0 < length * count <= epochs and 1 <= count <= 1000
+        if self.config.get("booster") == "none" or not sensible:
+            return []
+        return [epochs - length * n for n in range(int(count), -1, -1)]
+
+    def curve(self, key: str) -> Curve:
+        """(epoch, value) for each epoch that has one."""
+        pairs = ((number(line.get("epoch")), number(line.get(key))) for line in self.metrics)
+        return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+    def learning_rates(self) -> Curve:
+        """As finely as was logged: `lrs` are rates within an epoch, evenly spaced, up to its end."""
+        return list(chain.from_iterable(_rates(line) for line in self.metrics))
+
+
+def _rates(line: Mapping[str, Any]) -> Curve:
+    end = number(line.get("epoch"))
+    given = line.get("lrs")
+    rates = [number(rate) for rate in (given if isinstance(given, list) and given else [line.get("lr")])]
+    if end is None:
+        return []
+    return [(end - 1 + n / len(rates), rate) for n, rate in enumerate(rates, 1) if rate is not None]
+
+
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
+
+
+def common_cycles(runs: Sequence[Run]) -> list[float]:
+    """Where the cycles begin and end, if all runs that have some agree."""
+    borders = {tuple(run.cycles) for run in runs} - {()}
+    return list(borders.pop()) if len(borders) == 1 else []
+
+
+def narrow(borders: Sequence[float]) -> bool:
+    """Whether the cycles are too short a part of the run to be seen."""
+    return borders[0] > 0 and borders[-1] - borders[0] < borders[-1] / 3
+
+
+def layers(run: Run) -> list[Mapping[str, Any]]:
+    """The layers of the final network: name, shape, size, nonzero, sparsity."""
+    return [
+        layer for layer in _mappings(run.summary.get("layers")) if number(layer.get("sparsity")) is not None
+    ]
+
+
+def layer_curves(run: Run) -> dict[str, Curve]:
+    """The sparsity of each layer over the epochs, from the first to the last layer."""
+    curves: dict[str, Curve] = {}
+    for line in run.metrics:
+        epoch, sparsities = number(line.get("epoch")), line.get("layers")
+        for name, sparsity in sparsities.items() if isinstance(sparsities, Mapping) else ():
+            if epoch is not None and (value := number(sparsity)) is not None:
+                curves.setdefault(name, []).append((epoch, value))
+    return {plain(name): curve for name, curve in curves.items()}
+
+
+def reliability(runs: Sequence[Run]) -> list[tuple[float, float, float]]:
+    """(samples, confidence, accuracy) of the bins that are not empty, all runs together."""
+    sums: dict[int, list[float]] = {}
+    for run in runs:
+        for place, entry in enumerate(_mappings(run.summary.get("reliability"))):
+            samples, *shares = (number(entry.get(key)) for key in ("samples", "confidence", "accuracy"))
+            if samples and None not in shares:
+                total = sums.setdefault(place, [0.0, 0.0, 0.0])
+                total[0] += samples
+                total[1] += samples * (shares[0] or 0)
+                total[2] += samples * (shares[1] or 0)
+    return [(n, confidence / n, right / n) for _, (n, confidence, right) in sorted(sums.items())]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of equal settings, with a name that tells them from the others."""
+
+    label: str
+    runs: Sequence[Run]
+
+    def values(self, key: str, part: str | None = None) -> list[float]:
+        """A number of each run that has it."""
+        return [value for run in self.runs if (value := run.value(key, part)) is not None]
+
+    def mean(self, key: str, part: str | None = None) -> float | None:
+        """The mean over the runs."""
+        values = self.values(key, part)
+        return mean(values) if values else None
+
+    def deviation(self, key: str, part: str | None = None) -> float | None:
+        """The standard deviation over the runs, if there are several."""
+        values = self.values(key, part)
+        return stdev(values) if len(values) > 1 else None
+
+    def of_tickets(self, key: str) -> float | None:
+        """The mean over all tickets of all runs."""
+        values = [number(ticket.get(key)) for run in self.runs for ticket in run.tickets]
+        known = [value for value in values if value is not None]
+        return mean(known) if known else None
+
+
+# ---- reading ----
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs in these folders, or in folders beneath them."""
+    if not paths:
+        raise SparsityError("nothing to report on: give run folders, or folders that hold some")
+    found = dict.fromkeys(chain.from_iterable(_run_folders(path) for path in paths))
+    return [read_run(path) for path in found]
+
+
+def _run_folders(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        raise SparsityError(f"{path} is no folder: give run folders, or folders that hold some")
+    below = [path] if (path / "config.json").exists() else sorted(p.parent for p in path.rglob("config.json"))
+    if not below:
+        raise SparsityError(f"there is no run in {path}: no config.json, there or in a folder beneath")
+    return iter(below)
+
+
+def read_run(path: Path) -> Run:
+    """One folder; lines of metrics that cannot be read are counted."""
+    folder = RunFolder(path)
+    try:
+        text = folder.metrics.read_text(errors="replace") if folder.metrics.exists() else ""
+    except OSError as error:
+        raise SparsityError(f"cannot read {folder.metrics}: {error.strerror}") from error
+    lines = [_line(line) for line in text.splitlines() if line.strip()]
+    metrics = [line for line in lines if line is not None]
+    return Run(
+        path, read_config(folder.config), folder.load_summary() or {}, metrics, len(lines) - len(metrics)
+    )
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+# ---- naming and grouping ----
+
+
+def method_name(config: Mapping[str, Any]) -> str:
+    """RigL + Sup-tickets."""
+    method, booster = plain(config.get("method", "")), plain(config.get("booster", "none"))
+    known = METHODS.get(method)
+    boosters = {"none": "", "swa": " + SWA"}
+    return (known.__name__ if known else method) + boosters.get(booster, f" + {booster.capitalize()}")
+
+
+def sparsity_name(config: Mapping[str, Any]) -> str:
+    """As 90 %; nothing for a dense network."""
+    sparsity = number(config.get("sparsity"))
+    return "" if sparsity is None or config.get("method") == "dense" else f"{sparsity * 100:g}{NO_BREAK}%"
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Runs of equal settings together, the most accurate first."""
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        kept = {key: value for key, value in run.config.items() if key not in INCIDENTAL}
+        together.setdefault(json.dumps(kept, sort_keys=True), []).append(run)
+    members = list(together.values())
+    groups = [Group(*pair) for pair in zip(_labels([own[0].config for own in members]), members, strict=True)]
+    return sorted(groups, key=lambda one: -(one.mean("accuracy") or 0.0))
+
+
+def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which these differ, but for incidental ones."""
+    keys = dict.fromkeys(chain.from_iterable(configs))
+    return [
+        key
+        for key in keys
+        if key not in INCIDENTAL and len({json.dumps(config.get(key)) for config in configs}) > 1
+    ]
+
+
+def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The shortest names that tell the settings apart."""
+    differing = varying(configs)
+    telling = [key for key in TELLING if key in differing] or ["method"]
+    labels = [_label(config, telling) for config in configs]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        alike = [place for place, other in enumerate(labels) if other == label]
+        keys = _distinguishing([configs[place] for place in alike])
+        for place in alike:
+            labels[place] = _label(configs[place], [*telling, *keys])
+    return labels
+
+
+def _distinguishing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """As few of the settings as tell these apart, taken one after the other."""
+    chosen: list[str] = []
+    for key in varying(configs):
+        if len({_label(config, [*chosen, key]) for config in configs}) > len(
+            {_label(config, chosen) for config in configs}
+        ):
+            chosen.append(key)
+    return chosen
+
+
+def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    parts = []
+    for key in keys:
+        if key in ("method", "booster"):
+            parts.append(method_name(config))
+        elif key == "sparsity":
+            parts.append(sparsity_name(config))
+        elif key in TELLING:
+            parts.append(plain(config.get(key, "")))
+        else:
+            parts.append(f"{key.replace('_', ' ')} {plain(config.get(key, ''))}")
+    return ", ".join(dict.fromkeys(part for part in parts if part))

@@ -1,0 +1,76 @@
+"""A report as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from suptickets.errors import SparsityError, choice
+from suptickets.report.document import Page
+from suptickets.report.run_page import run_page
+from suptickets.report.runs import read_runs
+from suptickets.report.text import latex, markdown
+from suptickets.training.folder import write
+
+FORMATS = ("html", "md", "tex", "png", "svg")
+
+
+def write_report(
+    paths: Sequence[str | Path], out: str | Path | None = None, *, format: str = "html"
+) -> list[Path]:
+    """Report on the runs in these folders, or in folders beneath them; gives the files that were written.
+
+    Args:
+        paths: run folders, or folders that hold some.
+        out: the file, or for plots the folder; by default `report.FORMAT`, or the folder `plots`, in the one
+            folder that was given, else in the working directory.
+        format: html is one page of everything; md and tex are its tables; png and svg its plots, a file each.
+    """
+    choice("format", format, FORMATS)
+    runs = read_runs([Path(path) for path in paths])
+    return write_page(run_page(runs), out or _place(paths, format), format=format)
+
+
+def _place(paths: Sequence[str | Path], format: str) -> Path:
+    folder = Path(paths[0]) if len(paths) == 1 else Path()
+    return folder / ("plots" if format in ("png", "svg") else f"report.{format}")
+
+
+def write_page(page: Page, out: str | Path, *, format: str = "html") -> list[Path]:
+    """Write any page: of runs, or of an experiment."""
+    choice("format", format, FORMATS)
+    if format in ("png", "svg"):
+        return _plots(page, Path(out), format)
+    file = Path(out) / f"report.{format}" if Path(out).is_dir() else Path(out)
+    _make(file.parent)
+    text = _text(format)(page)
+    write(file, lambda path: path.write_text(text, encoding="utf-8"))
+    return [file]
+
+
+def _text(format: str) -> Callable[[Page], str]:
+    if format == "html":  # draws: imports matplotlib
+        from suptickets.report.html import html
+
+        return html
+    return {"md": markdown, "tex": latex}[format]
+
+
+def _plots(page: Page, folder: Path, kind: str) -> list[Path]:
+    from suptickets.report.chart import drawn
+
+    _make(folder)
+    files = []
+    for plot in page.plots():
+        files.append(folder / f"{plot.name}.{kind}")
+        with drawn(plot) as chart:
+            write(files[-1], partial(chart.save, kind=kind, title=plot.title))
+    return files
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SparsityError(f"cannot make the folder {folder}: {error.strerror}") from error

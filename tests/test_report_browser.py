@@ -1,0 +1,184 @@
+"""Pages in a real browser: a headless Chromium opens them, looks, clicks and reads."""
+
+import pytest
+from report_browser import CHROMIUM, Browser
+from report_runs import figure_cells, make_cells, make_run
+
+from suptickets.report import FIGURES, experiment_page, read_runs, write_page, write_report
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here: install Debian's package `chromium`"
+)
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+SCREENS = [(1280, False), (1280, True), (390, False), (390, True)]
+PLOTS = """[...document.querySelectorAll(".plot svg")].map((plot) => {
+  const box = plot.getBoundingClientRect();
+  const drawn = plot.querySelector("g").getBoundingClientRect();
+  const words = [...plot.querySelectorAll("text")].filter((word) => word.getBoundingClientRect().width > 0);
+  return [plot.closest("figure").id, box.width, box.height, drawn.width, words.length, box.right];
+})"""
+COLUMN = """[...document.querySelectorAll("#table-settings tbody tr")]
+  .map((row) => row.cells[%d].textContent)"""
+
+WORD = """(() => {
+  const words = [...document.querySelectorAll("#%s svg text")];
+  const word = words.find((word) => word.textContent.length > 3);
+  word.scrollIntoView({ block: "center" });
+  const box = word.getBoundingClientRect();
+  return [word.textContent, box.left, box.right, (box.top + box.bottom) / 2];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A page of each kind."""
+    where = tmp_path_factory.mktemp("pages")
+    make_run(where / "one" / "run", method="granet")
+    make_run(where / "evil" / EVIL.replace("/", ""), layers=(EVIL, "b"), model=EVIL)
+    for n, flags in enumerate(
+        [{}, {"booster": "none"}, {"method": "set"}, {"method": "dense", "booster": "none"}]
+    ):
+        for seed in (1, 2):
+            make_run(where / "several" / f"{n}-{seed}", seed=seed, **flags)
+    for name in ("one", "several", "evil"):
+        write_report([where / name], where / f"{name}.html")
+    runs = read_runs([where / "several"])
+    write_page(
+        experiment_page("VGG-16", "Table 1", make_cells(0.8), runs=runs, notes=[EVIL]), where / "table.html"
+    )
+    for name, figure in FIGURES.items():
+        write_page(experiment_page(name, "Figure", figure_cells(name), figure=figure), where / f"{name}.html")
+    return where
+
+
+@pytest.mark.parametrize(("width", "dark"), SCREENS)
+@pytest.mark.parametrize("name", ["one", "several", "table", "evil", *FIGURES])
+def test_a_page_is_quiet_whole_and_fits_the_screen(browser, pages, name, width, dark):
+    browser.open(pages / f"{name}.html", width, dark=dark)
+    assert browser.complaints() == []
+    page, *others = browser.requests()
+    assert page.startswith("file://")
+    assert all(url.startswith("data:image/png;base64") for url in others)
+    plots = browser.js(PLOTS)
+    assert plots
+    for name, *sizes, right in plots:
+        assert all(size > 0 for size in sizes), name
+        assert right <= width, name
+    assert browser.js("document.documentElement.scrollWidth") == width
+
+
+def test_words_are_large_enough_on_a_phone(browser, pages):
+    browser.open(pages / "several.html", 390)
+    heights = "[...document.querySelectorAll('svg text')].map((word) => word.getBoundingClientRect().height)"
+    assert min(browser.js(heights)) >= 9
+
+
+def test_a_click_on_a_head_sorts_and_another_turns_the_order(browser, pages):
+    browser.open(pages / "several.html")
+
+    def column(place: int) -> list[str]:
+        return browser.js(COLUMN % place)
+
+    head = "#table-settings th:nth-child(4) button"
+    before = column(3)
+    browser.click(head)
+    up = column(3)
+    assert up == sorted(before, key=lambda text: float(text.split()[0]))
+    browser.click(head)
+    assert column(3) == up[::-1]
+    assert browser.js("document.querySelector('#table-settings th[aria-sort]').cellIndex") == 3
+    browser.click("#table-settings th:nth-child(1) button")
+    assert column(0) == sorted(column(0))
+
+
+def test_cells_without_a_number_come_last_both_ways(browser, pages):
+    browser.open(pages / "table.html")
+    column = "[...document.querySelectorAll('#table-cells tbody tr')].map((row) => row.cells[8].textContent)"
+    browser.js("document.querySelector('#table-cells').closest('details').open = true")
+    missing = sum(text == "\N{EN DASH}" for text in browser.js(column))
+    assert missing
+    for _ in range(2):
+        browser.click("#table-cells th:nth-child(9) button")
+        assert set(browser.js(column)[-missing:]) == {"\N{EN DASH}"}
+
+
+@pytest.mark.parametrize("name", ["one", "table", *FIGURES])
+def test_text_in_every_plot_can_be_selected(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    for figure in browser.js("[...document.querySelectorAll('.plot')].map((plot) => plot.id)"):
+        word, left, right, y = browser.js(WORD % figure)
+        browser.mouse("mousePressed", left, y, 1)
+        browser.mouse("mouseMoved", right + 2, y, 1)
+        browser.mouse("mouseReleased", right + 2, y, 1)
+        assert browser.js("getSelection().toString().trim()") == word, figure
+
+
+def test_points_have_tooltips(browser, pages):
+    browser.open(pages / "one.html")
+    x, y = browser.middle("#learning-rate [data-tip^='ticket 2']")
+    browser.mouse("mouseMoved", x + 2, y + 2)
+    assert browser.js("document.querySelector('#tooltip').textContent").startswith("ticket 2\n0.00")
+    assert browser.js("document.querySelector('#tooltip').getBoundingClientRect().height") > 10
+    browser.mouse("mouseMoved", 2, 2)
+    assert browser.js("document.querySelector('#tooltip').hidden")
+
+
+def test_a_hidden_point_of_a_line_shows_when_the_pointer_is_near(browser, pages):
+    browser.open(pages / "one.html")
+    x, y = browser.middle("#loss [data-tip^='training, epoch 5']")
+    browser.mouse("mouseMoved", x, y)
+    shown = "getComputedStyle(document.querySelector('#loss .near')).opacity"
+    assert browser.js(shown) == "1"
+    assert browser.js("document.querySelector('#loss .near').dataset.tip").startswith("training, epoch 5\n")
+
+
+def test_light_and_dark_follow_the_system_and_the_button(browser, pages):
+    colours = "[document.documentElement, document.querySelector('svg text')].map((e) => getComputedStyle(e))"
+    look = f"(() => {{ const [page, word] = {colours}; return [page.backgroundColor, word.fill]; }})()"
+    seen = []
+    for dark in (False, True):
+        browser.open(pages / "one.html", dark=dark)
+        browser.js("localStorage.clear()")
+        browser.open(pages / "one.html", dark=dark)
+        seen.append(browser.js(look))
+    assert seen[0] != seen[1]
+    browser.click("#theme")
+    assert browser.js(look) == seen[0]
+    browser.open(pages / "one.html", dark=True)  # it is remembered
+    assert browser.js(look) == seen[0]
+    browser.click("#theme")
+    assert browser.js(look) == seen[1]
+    browser.js("localStorage.clear()")
+
+
+@pytest.mark.parametrize("name", ["evil", "table"])
+def test_names_stay_text(browser, pages, name):
+    browser.open(pages / f"{name}.html")
+    assert EVIL in browser.js("document.body.textContent")
+    assert browser.js("document.querySelectorAll('script').length") == 1
+    assert browser.js("document.querySelectorAll('img').length") == 0
+    assert not [event for event in browser.events if event["method"] == "Page.javascriptDialogOpening"]
+
+
+def test_the_page_lets_nothing_out(browser, pages):
+    """Even if a script got in: the page's own policy refuses what it asks for."""
+    browser.open(pages / "one.html")
+    refused = (
+        "new Promise((done) => addEventListener('securitypolicyviolation', (e) => done(e.violatedDirective)))"
+    )
+    sent = "fetch('https://example.com/').catch(() => 0)"
+    assert browser.js(f"(() => {{ const told = {refused}; {sent}; return told; }})()") == "connect-src"
+
+
+def test_the_copy_button_selects_the_command(browser, pages):
+    browser.open(pages / "one.html")
+    browser.click(".copy")
+    assert browser.js("getSelection().toString()") == "suptickets train --method granet --seed 1"

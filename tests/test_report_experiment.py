@@ -1,0 +1,221 @@
+"""The page of an experiment: the paper's numbers beside ours, what wins, the paper's figures."""
+
+import re
+from math import hypot
+from pathlib import Path
+
+import pytest
+from report_runs import figure_cells, make_cells, make_run
+
+from suptickets.report import (
+    FIGURES,
+    CellResult,
+    Ours,
+    Paper,
+    best_among,
+    better_than,
+    experiment_page,
+    read_runs,
+)
+from suptickets.report.cells import telling
+from suptickets.report.html import html
+from suptickets.report.text import latex, markdown
+
+EVIL = "<script>alert(1)</script>"
+
+
+def cell(
+    mean: float | None, paper: float | None = None, variation: str = "", measure: str = "accuracy", **settings
+):
+    settings = {"data": "cifar10", "model": "vgg16", "method": "rigl", "sparsity": 0.9} | settings
+    ours = None if mean is None else Ours(mean, 0.01, 3)
+    return CellResult(settings, variation, measure, None if paper is None else Paper(paper, 0.02), ours)
+
+
+def test_the_difference_is_in_joint_deviations():
+    one = CellResult({}, paper=Paper(0.70, 0.003), ours=Ours(0.71, 0.004, 3))
+    assert one.difference == pytest.approx(0.01)
+    assert one.deviations == pytest.approx(0.01 / hypot(0.003, 0.004)) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours"),
+    [
+        (None, Ours(0.7, 0.1, 3)),
+        (Paper(0.7, 0.1), None),
+        (Paper(0.7), Ours(0.7, 0.1)),
+        (Paper(0.7, 0.1), Ours(0.7)),
+    ],
+)
+def test_without_a_deviation_there_is_no_such_difference(paper, ours):
+    assert CellResult({}, paper=paper, ours=ours).deviations is None
+
+
+def test_two_runs_without_any_deviation_divide_by_nothing():
+    assert CellResult({}, paper=Paper(0.7, 0.0), ours=Ours(0.8, 0.0, 3)).deviations is None
+
+
+def test_a_cell_is_read_from_json():
+    flat = {"data": "cifar10", "sparsity": 0.95, "variation": None, "measure": "nll"}
+    read = CellResult.read(flat | {"paper": {"mean": 1.0, "deviation": None}, "ours": None})
+    assert read == CellResult({"data": "cifar10", "sparsity": 0.95}, "", "nll", Paper(1.0), None)
+    ours = {"mean": 0.5, "sd": 0.1, "runs": 3}
+    assert CellResult.read(flat | {"paper": None, "ours": ours}).ours == Ours(0.5, 0.1, 3)
+
+
+# ---- what wins ----
+
+
+def test_the_best_of_each_setting_wins():
+    cells = [
+        cell(0.93, booster="none"),
+        cell(0.94, booster="sup-tickets"),
+        cell(0.95, method="set", booster="none"),
+    ]
+    marks = best_among("booster").of(cells, "ours")
+    assert marks.contenders == {0, 1}  # SET has no rival
+    assert marks.winners == {1}
+
+
+def test_less_is_better_where_it_is():
+    cells = [cell(0.3, booster="none", measure="nll"), cell(0.2, booster="sup-tickets", measure="nll")]
+    assert best_among("booster").of(cells, "ours").winners == {1}
+    cells = [cell(0.3, booster="none", measure="seconds"), cell(0.2, booster="swa", measure="seconds")]
+    assert best_among("booster").of(cells, "ours").winners == set()
+
+
+def test_what_looks_equal_wins_together():
+    cells = [cell(0.77581, variation="C=2"), cell(0.77579, variation="C=8"), cell(0.7757, variation="C=12")]
+    assert best_among().of(cells, "ours").winners == {0, 1}
+
+
+def test_paper_and_ours_win_each_on_their_own():
+    cells = [
+        cell(0.93, 0.95, booster="none"),
+        cell(0.94, 0.92, booster="sup-tickets"),
+        cell(None, 0.99, booster="swa"),
+    ]
+    mark = best_among("booster")
+    assert mark.of(cells, "ours").winners == {1}
+    assert mark.of(cells, "paper").winners == {2}
+
+
+def test_better_than_dense_or_as_good():
+    """VGG-16 of the paper's comparison of GraNet + Sup-tickets with dense: a tie is bold there."""
+    dense = {"method": "dense", "sparsity": 0.0}
+    cells = [
+        cell(None, 0.7361, data="cifar100", **dense),
+        *(
+            cell(None, p, data="cifar100", sparsity=s)
+            for p, s in ((0.7361, 0.95), (0.7387, 0.9), (0.7360, 0.8))
+        ),
+        cell(None, 0.9, data="cifar10"),  # no dense one to compare with
+    ]
+    marks = better_than(method="dense").of(cells, "paper")
+    assert marks.contenders == {1, 2, 3}
+    assert marks.winners == {1, 2}
+
+
+# ---- the page ----
+
+
+def test_the_page_of_a_table(tmp_path):
+    cells = make_cells(0.8)
+    runs = read_runs([make_run(tmp_path / "run")])
+    page = experiment_page(
+        "VGG-16", "Table 1", cells, runs=runs, notes=["a trial"], command="suptickets reproduce vgg16"
+    )
+    shown = {number.label: number for number in page.numbers}
+    done = [c for c in cells if c.ours]
+    assert shown["Cells"].text == f"{len(done)} of 36"
+    near = sum(abs(c.ours.mean - c.paper.mean) <= hypot(c.ours.sd, c.paper.deviation) for c in done)
+    assert shown["Within one deviation"].text == f"{near} of {len(done)}"
+    assert shown["Bold with a booster"].note == "paper: 18 of 18"
+    assert [section.title for section in page.sections][-1] == "How to run this again"
+    text = html(page)
+    assert text.count("<figure") == len(page.plots())
+    assert {"difference-0", "difference-1", "learning-rate"} <= {plot.name for plot in page.plots()}
+    assert "a trial" in text
+    assert "suptickets reproduce vgg16" in text
+
+
+def test_the_grid_has_every_cell_with_the_papers_number_beneath():
+    cells = make_cells(0.8)
+    grid = experiment_page("VGG-16", "Table 1", cells).tables()[0]
+    assert grid.title == "vgg16, Accuracy (%)"
+    assert list(grid.header) == [
+        "Setting",
+        *(f"{d}, {s}\N{NO-BREAK SPACE}%" for d in ("cifar10", "cifar100") for s in (95, 90, 80)),
+    ]
+    assert [row[0].text for row in grid.rows][:3] == ["SET", "SET + Sup-tickets", "RigL"]
+    boxes = [box for row in grid.rows for box in row[1:]]
+    assert len(boxes) == 36
+    assert sum(box.text == "\N{EN DASH}" for box in boxes) == sum(c.ours is None for c in cells)
+    first = cells[0]
+    expected = f"{100 * first.paper.mean:.2f} ± {100 * first.paper.deviation:.2f}"
+    assert grid.rows[0][1].note.startswith(expected)
+    assert sum(box.note_strong for box in boxes) == 18
+
+
+def test_a_table_for_each_model_and_nothing_twice():
+    cells = [cell(0.9, model=m, variation=f"C={c}") for m in ("vgg16", "resnet50") for c in (2, 4)]
+    page = experiment_page("Cycle length", "Table", cells)
+    assert [table.title for table in page.tables()[:2]] == ["vgg16, RigL", "resnet50, RigL"]
+    assert [row[0].text for row in page.tables()[0].rows] == ["C=2", "C=4"]
+    names = [block.name for block in (*page.tables(), *page.plots())]
+    assert len(set(names)) == len(names)
+
+
+def test_names_without_what_all_share():
+    assert telling([("RigL", "", "C=2"), ("RigL", "", "C=4")]) == (["C=2", "C=4"], "RigL")
+    assert telling([("RigL", "a")]) == (["RigL, a"], "")
+
+
+def test_notes_are_rows_of_their_own_in_text():
+    page = experiment_page("VGG-16", "Table 1", make_cells())
+    lines = markdown(page).splitlines()
+    assert sum(line.startswith("| paper |") for line in lines) == 6
+    assert sum(line.startswith("paper &") for line in latex(page).splitlines()) == 6
+    assert r"$\sigma$" in latex(page)
+    assert r"\textbf{" in latex(page)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_papers_figures_in_its_own_form(name):
+    cells = figure_cells(name)
+    page = experiment_page(name, "Figure", cells, figure=FIGURES[name])
+    text = html(page)
+    plots = [plot for plot in page.plots() if plot.name.startswith(name.removesuffix("-fixed"))]
+    assert len(plots) == {"averaging": 1, "ticket-count-fixed": 2, "uncertainty": 2}[name]
+    for one in cells:
+        assert one.kind.show(one.ours.mean, one.ours.sd) in text  # each has a tooltip
+    assert not any("paper" in number.note for number in page.numbers)
+
+
+def test_a_figure_with_some_cells_missing_has_the_others():
+    cells = [
+        CellResult(c.settings, c.variation, c.measure) if n % 2 else c
+        for n, c in enumerate(figure_cells("averaging"))
+    ]
+    assert len(experiment_page("a", "b", cells, figure=FIGURES["averaging"]).plots()) == 1
+    none = [CellResult(c.settings, c.variation, c.measure) for c in cells]
+    for name, figure in FIGURES.items():
+        assert experiment_page(name, "b", none, figure=figure).plots() == []
+        assert figure([]) == []
+
+
+def test_the_example_in_the_documents(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code)
+    page = (tmp_path / "vgg16.html").read_text()
+    assert "<strong>93.30 ± 0.10</strong>" in page
+    assert "93.20 ± 0.20; +0.4\N{NO-BREAK SPACE}σ" in page
+
+
+def test_names_stay_text():
+    cells = [cell(0.9, 0.8, variation=EVIL, booster=b, data=EVIL, **{EVIL: EVIL}) for b in ("none", EVIL)]
+    text = html(experiment_page(EVIL, EVIL, cells, notes=[EVIL], command=EVIL, figure=FIGURES["averaging"]))
+    assert text.count("<script>") == text.count("</script>") == 1
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text

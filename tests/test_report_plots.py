@@ -1,0 +1,222 @@
+"""Plots: names that do not overlap, colours that are told apart, pictures that belong to the page."""
+
+import io
+from itertools import combinations, pairwise
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import make_run
+from scipy.optimize import minimize
+
+from suptickets.report import read_runs, run_page
+from suptickets.report.chart import apart, drawn
+from suptickets.report.colours import ALL, PAPER, SERIES
+from suptickets.report.curves import averaged
+from suptickets.report.document import Plot
+from suptickets.report.runs import reliability
+
+# ---- names at the ends of lines ----
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 0.12))
+def test_names_lie_apart_in_order_and_inside(places, gap):
+    moved = apart(sorted(places), gap)
+    assert all(b - a >= gap - 1e-9 for a, b in pairwise(moved))
+    assert min(moved) >= 0
+    assert max(moved) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_names_move_as_little_as_possible(seed):
+    """Least squares, as a solver finds it, where no border interferes."""
+    rng = np.random.default_rng(seed)
+    places, gap = sorted(rng.uniform(0.35, 0.65, 5)), 0.05
+    apart_enough = [{"type": "ineq", "fun": lambda x, n=n: x[n + 1] - x[n] - gap} for n in range(4)]
+    start = np.linspace(0.2, 0.8, 5)
+    best = minimize(lambda x: ((x - places) ** 2).sum(), start, constraints=apart_enough, tol=1e-12)
+    assert apart(places, gap) == pytest.approx(best.x, abs=1e-4)
+
+
+# ---- colours ----
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+SIGHT = {
+    "normal": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def linear(colour: str) -> np.ndarray:
+    parts = np.array([int(colour[n : n + 2], 16) for n in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    ratio = XYZ @ rgb / [0.9505, 1, 1.089]
+    f = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def luminance(colour: str) -> float:
+    return float(XYZ[1] @ linear(colour))
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_series_are_told_apart(theme, sight):
+    colours = [getattr(colour, theme) for colour in SERIES]
+    seen = [lab(np.clip(SIGHT[sight] @ linear(colour), 0, 1)) for colour in colours]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 18
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_series_stand_out_from_the_page(theme):
+    page = luminance(getattr(PAPER, theme)) + 0.05
+    for colour in SERIES:
+        own = luminance(getattr(colour, theme)) + 0.05
+        assert max(page / own, own / page) >= 3
+
+
+def test_no_two_colours_become_one_variable():
+    assert len({colour.light for colour in ALL}) == len({colour.name for colour in ALL}) == len(ALL)
+
+
+# ---- on a page ----
+
+
+def picture(draw, name: str = "plot") -> ElementTree.Element:
+    with drawn(Plot(name, "", draw)) as chart:
+        return ElementTree.fromstring(chart.inline(Plot(name, "title", draw)))
+
+
+def test_points_have_their_own_tooltips():
+    points = [(n, n**2, f"<{n}>") for n in range(5)]
+    root = picture(lambda chart: chart.points(points, SERIES[0]))
+    targets = [element for element in root.iter() if "data-tip" in element.attrib]
+    assert [element.get("data-tip") for element in targets] == [f"<{n}>" for n in range(5)]
+    x, y = ([float(element.get(key)) for element in targets] for key in ("x", "y"))
+    assert x == sorted(x)
+    assert y == sorted(y, reverse=True)
+
+
+@pytest.mark.parametrize("length", [1, 2, 120, 121, 1000])
+def test_a_line_has_tooltips_along_it_but_not_too_many(length):
+    values = [float(n) for n in range(length)]
+    root = picture(lambda chart: chart.line(values, values, SERIES[0], tip=lambda x, y: f"{x:g}"))
+    tips = [element.get("data-tip") for element in root.iter() if "data-tip" in element.attrib]
+    assert f"{length - 1}" in tips
+    assert min(length, 60) <= len(tips) <= 120
+
+
+def test_colours_are_the_pages_and_text_is_text():
+    name = "$x_1$ #1d4fa8 <i>"
+    root = picture(lambda chart: chart.line([0, 1], [0, 1], SERIES[0], name=name))
+    styles = " ".join(element.get("style", "") for element in root.iter())
+    assert "var(--series-0)" in styles
+    assert not [colour.light for colour in ALL if colour.light in styles]
+    assert "font-family" not in styles
+    assert name in [element.text for element in root.iter("text")]
+    assert root.get("viewBox")
+    assert "width" not in root.attrib
+
+
+def test_pictures_on_one_page_share_no_identifiers():
+    def draw(chart):
+        chart.line([0, 1], [0, 1], SERIES[0], tip=lambda x, y: "")
+
+    ids = [[e.get("id") for e in picture(draw, name).iter() if "id" in e.attrib] for name in ("a", "b")]
+    assert ids[0]
+    assert not set(ids[0]) & set(ids[1])
+    used = {e.get(key)[1:] for e in picture(draw, "a").iter() for key in ("href",) if key in e.attrib}
+    assert used <= set(ids[0])
+
+
+def test_the_users_matplotlib_is_left_alone(tmp_path):
+    matplotlib.rcParams["text.usetex"] = True  # would need TeX
+    matplotlib.rcParams["font.size"] = 31
+    try:
+        root = picture(lambda chart: chart.axis_names("50 % of $x"))
+        assert "31px" not in ElementTree.tostring(root, encoding="unicode")
+        assert matplotlib.rcParams["font.size"] == 31
+        assert matplotlib.rcParams["text.usetex"]
+    finally:
+        matplotlib.rcdefaults()
+
+
+def test_letters_that_the_font_lacks_are_no_trouble(recwarn):
+    root = picture(lambda chart: chart.word("漢字 🎫", 0, 0))
+    assert "漢字 🎫" in [element.text for element in root.iter("text")]
+    assert not recwarn.list
+
+
+def test_a_file_for_a_paper_has_no_invisible_points(tmp_path):
+    def draw(chart):
+        chart.line([0, 1, 2], [0, 1, 2], SERIES[0], tip=lambda x, y: "tip")
+
+    with drawn(Plot("plot", "", draw)) as chart:
+        chart.save(tmp_path / "plot.svg", "svg", "A & B")
+    root = ElementTree.parse(tmp_path / "plot.svg").getroot()
+    assert "opacity: 0" not in ElementTree.tostring(root, encoding="unicode")
+    assert "tip-0" not in [element.get("id") for element in root.iter()]
+
+
+# ---- what is drawn ----
+
+
+def test_the_mean_of_curves_counts_those_that_reach_an_epoch():
+    x, y, deviation = averaged([[(1, 1.0), (2, 3.0)], [(1, 3.0)], []])
+    assert x == [1, 2]
+    assert y == [2.0, 3.0]
+    assert deviation == [pytest.approx(2**0.5), 0.0]
+
+
+def test_reliability_of_several_runs_is_that_of_all_their_predictions(tmp_path):
+    runs = read_runs([make_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)])
+    pooled = reliability(runs)
+    assert len(pooled) == 13  # two bins are empty
+    bins = [run.summary["reliability"][-1] for run in runs]
+    samples = sum(entry["samples"] for entry in bins)
+    right = sum(entry["samples"] * entry["accuracy"] for entry in bins)
+    assert pooled[-1] == (samples, pytest.approx(bins[0]["confidence"]), pytest.approx(right / samples))
+
+
+def test_the_cycles_get_a_third_of_the_axis_and_the_tickets_their_places(tmp_path):
+    (run,) = read_runs([make_run(tmp_path / "run", data="cifar100")])
+    assert run.cycles == [226, 234, 242, 250]
+    (plot,) = [p for p in run_page([run]).plots() if p.name == "learning-rate"]
+    with drawn(plot) as chart:
+        chart.figure.savefig(io.BytesIO(), format="svg")
+        place = chart.axes.transData + chart.axes.transAxes.inverted()
+        shown = [float(place.transform((epoch, 0.01))[0]) for epoch in (0, 113, 226, 250)]
+    assert shown == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    tickets = [tip for tips in chart.tips.values() for tip in tips if "ticket" in tip]
+    assert tickets == [f"ticket {n}\n0.00100" for n in (1, 2, 3)]
+
+
+def test_learning_rates_within_an_epoch_end_with_it(tmp_path):
+    (run,) = read_runs([make_run(tmp_path / "run")])
+    rates = run.learning_rates()
+    assert len(rates) == 20 * 8
+    assert rates[-1] == (20, run.metrics[-1]["lr"])
+    assert rates[0][0] == pytest.approx(1 / 8)
+    (old,) = read_runs([make_run(tmp_path / "old", old=True)])
+    assert old.learning_rates() == old.curve("lr")
