@@ -13,7 +13,7 @@ copies of its first connection, which evolve as that one does and are in no coun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,7 +29,6 @@ from torch.optim import Optimizer
 from suptickets.weight import SparseWeight
 
 _slots: WeakValueDictionary[int, Slot] = WeakValueDictionary()
-_keys = count()
 
 
 class Slot:
@@ -41,9 +40,9 @@ class Slot:
         self.token = torch.zeros((), dtype=dense.dtype, device=dense.device, requires_grad=True)
         self.positions: Tensor | None = None
         self.gradient: Tensor | None = None
-        self.delivered = self.collecting = self.stale = False
+        self.delivered = self.collecting = self.arrived = self.stale = False
         self._total: Tensor | None = None
-        self.key = next(_keys)
+        self.key = next(key for key in count() if key not in _slots)  # compiled code is found again by it
         _slots[self.key] = self
 
     def read(self) -> Tensor:
@@ -61,7 +60,7 @@ class Slot:
         if self.collecting:
             assert self._total is not None
             self._total.add_(gradient) if self.delivered else self._total.copy_(gradient)
-        self.delivered = True
+        self.delivered = self.arrived = True
 
     # ---- what `Collection` expects of a collector ----
 
@@ -69,18 +68,17 @@ class Slot:
         """Keep the whole gradient from the next backward pass on."""
         if self._total is None:
             self._total = torch.zeros_like(self.dense)
-        self.collecting = True
+        self.collecting, self.arrived = True, self.arrived and self.collecting
         return self
 
     @property
     def total(self) -> Tensor | None:
         """The gradient of all positions, if it is being collected and has come."""
-        if not self.collecting or not self.delivered or self._total is None:
-            return None
-        return self._total
+        return self._total if self.collecting and self.arrived else None
 
     def discard(self) -> None:
-        """The next backward pass overwrites what there is."""
+        """Forget what was collected; the next backward pass overwrites it."""
+        self.arrived = False
 
     def close(self) -> None:
         """Stop collecting; the buffer stays, a captured graph may write into it."""
@@ -115,7 +113,7 @@ class KeptWeights:
     """The dense tensors of a network's weights, and everything that belongs to them, side by side.
 
     Args:
-        weights: those that have one owner and are trained (`suitable`).
+        weights: those that are trained (`suitable`).
         optimizer: SGD, whose momentum is moved into one tensor (its own state then views it).
         dtype: of the dense tensors: what the layers compute in.
     """
@@ -140,12 +138,8 @@ class KeptWeights:
 
     @staticmethod
     def suitable(weights: Iterable[SparseWeight], *, cast: bool) -> list[SparseWeight]:
-        """The weights that can be kept; with `cast`, only layers that compute in the autocast dtype."""
-        return [
-            w
-            for w in weights
-            if len(w.owners) == 1 and w.values.requires_grad and w.nonzero and (w.casts or not cast)
-        ]
+        """Those that are trained and, with `cast`, belong to layers that compute in the autocast dtype."""
+        return [weight for weight in weights if weight.values.requires_grad and (weight.casts or not cast)]
 
     @property
     def stale(self) -> bool:
@@ -156,15 +150,12 @@ class KeptWeights:
     def take(self) -> bool:
         """Take connections, values and momentum as they are now; True if that needed other buffers.
 
-        Buffers stay while every weight fits into its part and less than half of them is tail.
+        Buffers stay while every weight fits into its part and at most half of them is tail.
         """
         counts = [weight.nonzero for weight in self.weights]
-        fits = bool(self.capacities) and all(n <= c for n, c in zip(counts, self.capacities, strict=True))
-        renew = not fits or sum(self.capacities) > 2 * sum(counts)
+        renew = not self._fit(counts)
         if renew:
-            spare = 8 if self.capacities else 2**62  # counts that have changed will change again
-            sizes = [weight.size for weight in self.weights]
-            self._allocate([min(n + n // spare, s) for n, s in zip(counts, sizes, strict=True)])
+            self._allocate(self._roomy(counts))
         start = 0
         for slot, capacity, offset in zip(self.slots, self.capacities, self.offsets, strict=True):
             self._place(slot, slice(start, start + capacity), offset)
@@ -172,6 +163,18 @@ class KeptWeights:
         self.dense.zero_()
         self.push()
         return renew
+
+    def _fit(self, counts: Sequence[int]) -> bool:
+        if not self.capacities or sum(self.capacities) > 2 * sum(counts):
+            return False
+        return all(n == c or 0 < n < c for n, c in zip(counts, self.capacities, strict=True))
+
+    def _roomy(self, counts: Sequence[int]) -> list[int]:
+        """Counts that have changed will do so again: an eighth to spare, half for what has outgrown it."""
+        if not self.capacities:
+            return list(counts)
+        spare = [n // 2 if n > c else n // 8 for n, c in zip(counts, self.capacities, strict=True)]
+        return [min(n + s, w.size) for n, s, w in zip(counts, spare, self.weights, strict=True)]
 
     def _allocate(self, capacities: Sequence[int]) -> None:
         self.capacities, total = list(capacities), sum(capacities)
@@ -189,6 +192,8 @@ class KeptWeights:
         values = _adopted(self.values[part], parameter.detach().reshape(-1))
         weight.positions = _adopted(self.local[part], weight.positions.to(self.local.dtype))
         buffer = state.get("momentum_buffer")
+        if buffer is None and self.optimizer.defaults["momentum"]:
+            buffer = torch.zeros_like(parameter)
         if buffer is not None:
             state["momentum_buffer"] = _adopted(self.momentum[part], buffer.reshape(-1)).view(shape)
         parameter.set_(values.view(shape))  # type: ignore[call-overload]
@@ -203,6 +208,23 @@ class KeptWeights:
         """Before a backward pass: its gradients replace the old ones."""
         for slot in self.slots:
             slot.delivered, slot.token.grad = False, None
+
+    def replayed(self) -> None:
+        """After a step that was captured, of which the slots have seen nothing."""
+        for slot in self.slots:
+            slot.arrived = slot.delivered
+
+    def delivered(self) -> Iterator[slice]:
+        """The parts of the buffers whose weights the step has used, neighbours in one: in general, all."""
+        parts: list[slice] = []
+        start = 0
+        for slot, capacity in zip(self.slots, self.capacities, strict=True):
+            if slot.delivered and parts and parts[-1].stop == start:
+                parts[-1] = slice(parts[-1].start, start + capacity)
+            elif slot.delivered:
+                parts.append(slice(start, start + capacity))
+            start += capacity
+        return iter(parts)
 
     @torch.no_grad()
     def release(self) -> None:
@@ -242,13 +264,15 @@ def take(gradient: Tensor, positions: Tensor, out: Tensor) -> None:
 
 @torch.no_grad()
 def sgd(kept: KeptWeights, rate: Tensor, momentum: float, weight_decay: float) -> None:
-    """One step of SGD for all values, written into the dense tensors."""
-    values, buffer, gradient = kept.values, kept.momentum, kept.gradient
-    if values.is_cuda and values.dtype == torch.float32 and _kernels() is not None:
-        _kernels().sgd(  # type: ignore[union-attr]
-            values, buffer, gradient, kept.dense, kept.positions, rate, momentum, weight_decay
-        )
-        return
-    buffer.mul_(momentum).add_(torch.add(gradient.to(values.dtype), values, alpha=weight_decay))
-    values.sub_(rate * buffer)
-    kept.push()
+    """One step of SGD for the values of all weights that were used, written into the dense tensors."""
+    for part in kept.delivered():
+        values, buffer, gradient = kept.values[part], kept.momentum[part], kept.gradient[part]
+        positions = kept.positions[part]
+        if values.is_cuda and values.dtype == torch.float32 and _kernels() is not None:
+            _kernels().sgd(  # type: ignore[union-attr]
+                values, buffer, gradient, kept.dense, positions, rate, momentum, weight_decay
+            )
+        else:
+            buffer.mul_(momentum).add_(torch.add(gradient.to(values.dtype), values, alpha=weight_decay))
+            values.sub_(rate * buffer)
+            kept.dense.scatter_(0, positions, values.to(kept.dense.dtype))

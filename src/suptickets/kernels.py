@@ -38,6 +38,8 @@ def _sgd(values, buffer, gradient, dense, positions, rate, momentum, decay, n, B
 def take(gradient: Tensor, positions: Tensor, out: Tensor) -> None:
     """`out = gradient[positions]`."""
     n = len(positions)
+    if n == 0:
+        return
     with torch.cuda.device(out.device):
         _take[(triton.cdiv(n, BLOCK),)](gradient, positions, out, n, BLOCK=BLOCK)
 

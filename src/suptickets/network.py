@@ -178,13 +178,12 @@ class SparseNetwork:
 
     def _connect(self, weight: SparseWeight, rows: Tensor, positions: Tensor) -> None:
         """Let `rows` live; values, optimizer state and gradient follow."""
-        old, parameter = weight.rows(), weight.values
-        index = torch.searchsorted(old, rows).clamp_(max=max(len(old) - 1, 0))
-        stays = old[index] == rows if len(old) else torch.zeros_like(rows, dtype=torch.bool)
+        parameter = weight.values
+        index, stays = _found(weight, positions)
         if self.state is not None:
             self.state.follow(weight, index, stays)
         gradient = parameter.grad
-        values = moved(parameter.detach().clone(), index, stays, 0.0)
+        values = moved(parameter.detach(), index, stays, 0.0)
         parameter.grad = None
         weight.connect(rows, values, positions)
         parameter.grad = None if gradient is None else moved(gradient, index, stays, 0.0)
@@ -401,3 +400,11 @@ class SparseNetwork:
             yield "no optimizer is attached: call network.attach(optimizer)"
         if not self.ranks.agree():
             yield "the ranks hold different connections or values"
+
+
+def _found(weight: SparseWeight, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """For each of the new positions, which of the living connections it is (or 0), and whether it is one."""
+    places = torch.full((weight.size,), -1, dtype=torch.int32, device=positions.device)
+    numbers = torch.arange(weight.nonzero, dtype=torch.int32, device=positions.device)
+    index = places.scatter_(0, weight.positions, numbers).index_select(0, positions)
+    return index.clamp(min=0), index >= 0

@@ -90,7 +90,8 @@ class OptimizerState:
         moving = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
         fills = self._fill(weight) if moving else {}
         for key, value in moving.items():
-            state[key] = moved(value, index, stays, fills.get(key, 0.0))
+            new = moved(value, index, stays, fills.get(key, 0.0))
+            state[key] = value.copy_(new) if len(new) == len(value) else new  # captured graphs know its place
 
     def _fill(self, weight: SparseWeight) -> dict[str, Tensor]:
         """The initial state as numbers; asked for once per group and rate, because asking takes a while."""
@@ -158,9 +159,8 @@ def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:
 
 
 def moved(old: Tensor, index: Tensor, stays: Tensor, fill: float | Tensor) -> Tensor:
-    """`old[index]` where `stays`, else `fill`; in place while the number of connections stays."""
+    """`old[index]` where `stays`, else `fill`."""
+    shape = (len(index), *[1] * (old.dim() - 1))
     if not len(old):
-        return old.new_zeros((len(index), *old.shape[1:])) + fill
-    column = stays.view(-1, *[1] * (old.dim() - 1))
-    new = torch.where(column, old[index], fill)
-    return old.copy_(new) if len(new) == len(old) else new
+        return old.new_zeros(shape) + fill
+    return torch.where(stays, old.reshape(-1).index_select(0, index), fill).view(shape)

@@ -71,7 +71,7 @@ def _normalised(norm: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
     mean, new = norm.running_mean, norm.momentum
-    mean.add_(bias.detach(), alpha=new / (1 - new))  # of which batch_norm leaves 1 - new
+    mean.data.add_(bias.detach(), alpha=new / (1 - new))  # of which batch_norm leaves 1 - new
     shift = norm.bias + 0 * bias
     return F.batch_norm(x, mean, norm.running_var, norm.weight, shift, True, new, norm.eps)
 

@@ -8,9 +8,11 @@ and accuracy are on the device: within an epoch nothing is read back.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from threading import Thread
 from typing import Any
 
@@ -25,17 +27,30 @@ from suptickets.training.parts import Parts
 WARM_UP = 2  # eager runs before a capture: they compile, and let cuDNN choose its algorithms
 
 
-_starting: list[Thread] = []
+def load_compiler() -> None:
+    """Load the compiler, which takes seconds, while data are read and the model is built.
+
+    It is only loaded: compiling would move the random state of the model that is being built.
+    """
+
+    def load() -> None:
+        for module in ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton"):
+            with suppress(ImportError):
+                import_module(module)
+
+    Thread(target=load, daemon=True).start()
 
 
-def start_compiler(device: torch.device) -> None:
-    """Load the compiler, which takes seconds, while data are read and the model is built."""
-
-    def compile_something() -> None:
-        torch.compile(torch.neg)(torch.zeros(1, device=device))
-
-    _starting.append(Thread(target=compile_something, daemon=True))
-    _starting[-1].start()
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A compiler makes many objects; looking for garbage among them costs a tenth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class FastStep:
@@ -45,53 +60,75 @@ class FastStep:
         """Take over the network and the optimizer, as they are now."""
         self.parts, self.cuda = parts, parts.processes.device.type == "cuda"
         device = parts.processes.device
-        self.rates = torch.zeros(parts.steps, dtype=parts.dtype, device=device)
-        self.lr = torch.zeros(1, dtype=parts.dtype, device=device)
+        dtype = torch.float32 if self.cuda else parts.dtype  # what fused optimizers take
+        self.rates = torch.zeros(parts.steps, dtype=dtype, device=device)
+        self.lr = torch.zeros(1, dtype=dtype, device=device)
         self.index = torch.zeros(1, dtype=torch.int64, device=device)
         self.kept = self._kept()
+        self.decay = self._decay()
         self.rest = self._rest()
         parts.network.attach(parts.optimizer, hooks=False)
+        self.graphs: dict[tuple[int, bool], Any] = {}
+        self.runs: Counter[tuple[int, bool]] = Counter()
+        self.captures = 0
+        self._link()
+        self._loaded = parts.optimizer.register_load_state_dict_post_hook(self._link)
         self.feed = feed(parts)
         self.forward: Callable[[int], tuple[Tensor, Tensor]] = self._forward
         if compile:
-            while _starting:
-                _starting.pop().join()
             torch.compiler.reset()  # what earlier runs of this process have left counts against a limit
             options: Any = {"combo_kernels": True} if self.cuda else None
             self.forward = torch.compile(self._forward, dynamic=False, options=options)
-        self.graphs: dict[tuple[int, bool], Any] = {}
-        self.captures = 0
-        self.runs: Counter[tuple[int, bool]] = Counter()
         if self.cuda:
             torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.benchmark_limit = 5  # of 10: half the time, and hardly ever another choice
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
+    @staticmethod
+    def suits(parts: Parts) -> bool:
+        """Whether all weights can be kept dense between steps: on one device, decayed alike, in one dtype."""
+        network, bf16 = parts.network, parts.precision == "bf16"
+        trained = [w for w in network.weights.values() if w.values.requires_grad]
+        decays = set() if network.state is None else {network.state.decay[w.name] for w in trained}
+        kept = KeptWeights.suitable(trained, cast=bf16)
+        return parts.processes.world == 1 and len(decays) <= 1 and len(kept) == len(trained)
+
     def _kept(self) -> KeptWeights | None:
-        parts = self.parts
-        if parts.settings.momentum:
-            for group in parts.optimizer.param_groups:
-                for parameter in group["params"]:
-                    state = parts.optimizer.state[parameter]
-                    if state.get("momentum_buffer") is None:
-                        state["momentum_buffer"] = torch.zeros_like(parameter)
-        bf16 = parts.precision == "bf16"
+        parts, bf16 = self.parts, self.parts.precision == "bf16"
         weights = KeptWeights.suitable(parts.network.weights.values(), cast=bf16)
         dtype = torch.bfloat16 if bf16 else parts.dtype
         return KeptWeights(weights, parts.optimizer, dtype) if weights else None
 
+    def _decay(self) -> float:
+        """The weight decay of the kept weights."""
+        state = self.parts.network.state
+        return 0.0 if state is None or self.kept is None else state.decay[self.kept.weights[0].name]
+
     def _rest(self) -> torch.optim.Optimizer | None:
-        """The same optimizer, with the same state, for the parameters that are not kept."""
-        parts, s = self.parts, self.parts.settings
+        """The same optimizer, in the same groups, for the parameters that are not kept."""
         kept = {id(weight.values) for weight in self.kept.weights} if self.kept else set()
-        rest = [p for p in parts.model.parameters() if id(p) not in kept and p.requires_grad]
-        if not rest:
-            return None
-        optimizer = torch.optim.SGD(
-            rest, lr=self.lr[0], momentum=s.momentum, weight_decay=s.weight_decay, fused=True
-        )
-        for parameter in rest:
-            optimizer.state[parameter] = parts.optimizer.state[parameter]
-        return optimizer
+        groups = []
+        for group in self.parts.optimizer.param_groups:
+            own = [p for p in group["params"] if id(p) not in kept and p.requires_grad]
+            groups += [{"params": own, "weight_decay": group["weight_decay"]}] if own else []
+        momentum = self.parts.settings.momentum
+        return torch.optim.SGD(groups, lr=self.lr[0], momentum=momentum, fused=True) if groups else None
+
+    def _link(self, *_: object) -> None:
+        """Let the rest share the optimizer's state; what was captured with another state is forgotten."""
+        own = self.parts.optimizer.state
+        groups = [] if self.rest is None else self.rest.param_groups
+        for parameter in [p for group in groups for p in group["params"]]:
+            if self.parts.settings.momentum and own[parameter].get("momentum_buffer") is None:
+                own[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            self.rest.state[parameter] = own[parameter]  # type: ignore[union-attr]
+        for slot in () if self.kept is None else self.kept.slots:
+            slot.stale = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self.graphs.clear()
+        self.runs.clear()
 
     # ---- a step ----
 
@@ -117,11 +154,15 @@ class FastStep:
             group["lr"] = parts.rate(network.step + 1)
         parts.count()
         network.before_step()
+        self._refresh()
         self._run(size)
         network.after_step()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Bring connections that have changed into the dense tensors."""
         if self.kept is not None and self.kept.stale and self.kept.take():
-            self.graphs.clear()
-            self.runs.clear()
+            self._forget()
 
     def _run(self, size: int) -> None:
         """Replay the step's graph; the first times run it as it is, the next captures it."""
@@ -135,9 +176,11 @@ class FastStep:
                 self._body(size)
         if key in self.graphs:
             self.graphs[key].replay()
+            if self.kept is not None:
+                self.kept.replayed()
         else:
             self.runs[key] += 1
-            with self._aside():
+            with _no_garbage_collection(), self._aside():
                 self._body(size)
 
     @contextmanager
@@ -171,10 +214,9 @@ class FastStep:
         return loss, Meter.summed(loss.detach(), logits.detach(), y)
 
     def _update(self, sums: Tensor, size: int) -> None:
-        s = self.parts.settings
         torch.index_select(self.rates, 0, self.index, out=self.lr)
         if self.kept is not None:
-            sgd(self.kept, self.lr, s.momentum, s.weight_decay)
+            sgd(self.kept, self.lr, self.parts.settings.momentum, self.decay)
         if self.rest is not None:
             self.rest.step()
         self.parts.meter.sums += sums
@@ -183,7 +225,8 @@ class FastStep:
 
     def close(self) -> None:
         """Give the network and the optimizer back."""
-        self.graphs.clear()
+        self._forget()
+        self._loaded.remove()
         if self.kept is not None:
             self.kept.release()
         self.parts.network.attach(self.parts.optimizer)

@@ -15,7 +15,7 @@ import torch
 from suptickets.data import Data, load_data
 from suptickets.data.base import ArrayData
 from suptickets.training import build
-from suptickets.training.fast import start_compiler
+from suptickets.training.fast import load_compiler
 from suptickets.training.folder import RunFolder
 from suptickets.training.jobs import run_together, shared_gpu
 from suptickets.training.loggers import check_logger, open_logger
@@ -36,7 +36,7 @@ def train(settings: Settings, out: str | Path | None = None, *, force: bool = Fa
     check_logger(settings.log)
     processes = connect(settings.device)
     if processes.device.type == "cuda" and settings.compile is not False:
-        start_compiler(processes.device)
+        load_compiler()
     folder = RunFolder(out or default_folder(settings))
     progress = Progress(settings.epochs, quiet=not processes.main)
     done = processes.first(lambda: folder.look(settings, force=force))
