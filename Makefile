@@ -20,10 +20,10 @@ demo: $(READY) ## Train on digits: RigL with Sup-tickets at 90 % sparsity, under
 	$(PY) -m suptickets train
 
 test: $(READY) ## Run the tests, without the slow ones
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n 2 --dist loadfile
 
 test-full: $(READY) ## Run all the tests, the slow ones included
-	$(PY) -m pytest -q -m ""
+	$(PY) -m pytest -q -n 2 --dist loadfile -m ""
 
 lint: $(READY) ## Check style, formatting and types
 	$(PY) -m ruff check .
@@ -34,8 +34,10 @@ format: $(READY) ## Rewrite the sources in the project's style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY) ## Run the benchmarks
-	$(PY) -m benchmarks
+# Threads that wait spin by default; on a machine that does something else too, they hold up each other.
+bench: export OMP_WAIT_POLICY = passive
+bench: $(READY) ## Run the project's own measurements, on a GPU if there is one
+	for name in step explore superpose memory scale peers loop build; do $(PY) -m suptickets bench $$name || exit 1; done
 
 clean: ## Remove all that was generated, the environment included
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,219 @@
+"""What one would use instead of this library, each in the loop that its users write."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from importlib import import_module
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.data import DataLoader, Dataset
+
+from suptickets.bench.contenders import BATCH, EAGER, NEVER, RATE, random_masks
+from suptickets.bench.explore import Masked
+from suptickets.bench.turns import Contender, Options
+from suptickets.data.base import ArrayData
+from suptickets.layers import ELIGIBLE
+from suptickets.models import build_model
+
+WORKERS = min(8, os.cpu_count() or 1)
+
+
+class Rival:
+    """A model with masks, SGD, and one batch; on a GPU in bf16 and channels_last, where it can.
+
+    Args:
+        model: its name.
+        data: where the batch comes from; made before anything is measured.
+        options: device and sparsity.
+        interval: steps between two explorations, for those that count them.
+    """
+
+    float32: ClassVar[bool] = False
+    row_major: ClassVar[bool] = False
+    note: ClassVar[str | None] = None  # about its exploration
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, model: str, data: ArrayData, options: Options, interval: int = NEVER) -> None:
+        torch.manual_seed(0)
+        self.options, self.interval, self.bf16 = options, interval, options.cuda and not self.float32
+        self.model = build_model(model, data.classes, data.shape[0], data.shape[-1]).to(options.device)
+        if self.bf16 and not self.row_major:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layers = {name: m for name, m in self.model.named_modules() if isinstance(m, ELIGIBLE)}
+        self.weights = [module.weight for module in self.layers.values()]
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4)
+        self.x, self.y = next(data.train_batches(BATCH, 1, 0, device=options.device))
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make it sparse."""
+        raise NotImplementedError
+
+    def train(self, x: Tensor, y: Tensor) -> None:
+        """Forward, backward, optimizer."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.bf16):
+            logits = self.model(x)
+        F.cross_entropy(logits.float(), y).backward()
+        self.optimizer.step()
+
+    def step(self) -> None:
+        """One step of the loop."""
+        self.train(self.x, self.y)
+
+    def before(self) -> None:
+        """What comes before an exploration: the step whose gradient decides."""
+        self.step()
+
+    def explore(self) -> None:
+        """Change the connections."""
+        raise NotImplementedError
+
+    def stepping(self) -> Contender:
+        """A step, as a contender."""
+        return Contender(lambda: self.step, EAGER if self.options.cuda else 1)
+
+    def exploring(self) -> Contender:
+        """An exploration, as a contender."""
+
+        def prepare() -> Callable[[], object]:
+            self.before()
+            return self.explore
+
+        return Contender(prepare)
+
+
+class AoPruning(Rival):
+    """`torch.ao.pruning`: masks as parametrizations, drawn anew from magnitudes; nothing is ever grown.
+
+    Its own sparsifiers take linear layers only, so the masks are filled here.
+    """
+
+    note = "prunes only: it has no growth"
+
+    def prepare(self) -> None:
+        """A parametrization for each weight."""
+        pruning = import_module("torch.ao.pruning")
+        self.masks = random_masks(self.weights, self.options.sparsity)
+        self.living = [int(mask.sum()) for mask in self.masks]
+        for module, mask in zip(self.layers.values(), self.masks, strict=True):
+            register_parametrization(module, "weight", pruning.FakeSparsity(mask))
+
+    @torch.no_grad()
+    def explore(self) -> None:
+        """Masks from the magnitudes of now."""
+        for weight, mask, living in zip(self.weights, self.masks, self.living, strict=True):
+            strongest = weight.abs().flatten().topk(living).indices
+            mask.copy_(torch.zeros_like(weight).flatten().index_fill_(0, strongest, 1).view(weight.shape))
+
+
+class Sparsimony(Rival):
+    """`sparsimony`: RigL with ERK, masks as parametrizations that keep a dense gradient.
+
+    Version 0.1.0 takes no weights that are channels_last.
+    """
+
+    row_major = True
+
+    def prepare(self) -> None:
+        """By its documented parts: positional, because their names differ between its versions."""
+        parts = (f"sparsimony.{name}" for name in ("schedulers.base", "distributions.base", "dst.rigl"))
+        schedulers, distributions, rigl = map(import_module, parts)
+        schedule = schedulers.ConstantScheduler(RATE, NEVER, self.interval)
+        self.sparsifier = rigl.RigL(
+            schedule, distributions.ERKDistribution(), self.optimizer, sparsity=self.options.sparsity
+        )
+        self.sparsifier.prepare(self.model, [{"tensor_fqn": f"{name}.weight"} for name in self.layers])
+
+    def step(self) -> None:
+        """Its own step follows the optimizer's."""
+        super().step()
+        self.sparsifier.step()
+
+    def before(self) -> None:
+        """With an interval of 2: a step after which it collects, and one that is collected."""
+        self.step()
+        self.train(self.x, self.y)
+
+    def explore(self) -> None:
+        """The second call of its step explores."""
+        self.sparsifier.step()
+
+
+class Published(Rival):
+    """The published way: masks multiplied into weights and momentum, and numbers read back at every step."""
+
+    float32 = True
+
+    def prepare(self) -> None:
+        """Masks beside the weights."""
+        masks = random_masks(self.weights, self.options.sparsity)
+        self.masks = dict(zip(self.weights, masks, strict=True))
+        self.apply()
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """One layer after the other."""
+        for weight, mask in self.masks.items():
+            weight.data = weight.data * mask
+            state = self.optimizer.state[weight]
+            if "momentum_buffer" in state:
+                state["momentum_buffer"] = state["momentum_buffer"] * mask
+
+    def train(self, x: Tensor, y: Tensor) -> None:
+        """Waits for the device twice: for the loss, and for the number of right predictions."""
+        self.optimizer.zero_grad()
+        logits = self.model(x)
+        loss = F.cross_entropy(logits, y)
+        self.loss, self.right = loss.item(), (logits.argmax(1) == y).sum().item()
+        loss.backward()
+        self.optimizer.step()
+        self.apply()
+
+    @torch.no_grad()
+    def explore(self) -> None:
+        """Sort weights, sort gradients."""
+        for weight, mask in self.masks.items():
+            assert weight.grad is not None
+            momentum = self.optimizer.state[weight]["momentum_buffer"]
+            Masked(weight.data, mask, weight.grad, momentum).explore(RATE)
+
+    def epoch(self, loader: DataLoader[tuple[Tensor, int]]) -> None:
+        """All batches of a loader."""
+        for x, y in loader:
+            self.train(x.to(self.options.device), y.to(self.options.device))
+
+
+class Transformed(Dataset[tuple[Tensor, int]]):
+    """Images one by one: padded, cropped, mirrored and normalised on the CPU, as a loader's transforms do."""
+
+    def __init__(self, data: ArrayData) -> None:
+        self.images = data.train_x.cpu().permute(0, 2, 3, 1).contiguous().numpy()
+        self.labels, self.random = data.train_y.tolist(), random.Random(0)
+        self.mean, self.std = (torch.tensor(v).view(-1, 1, 1) for v in (data.mean, data.std))
+        self.padding, self.size = data.padding, data.shape[-1]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = ImageOps.expand(Image.fromarray(self.images[index]), self.padding)
+        left, top = (self.random.randint(0, 2 * self.padding) for _ in range(2))
+        image = image.crop((left, top, left + self.size, top + self.size))
+        if self.random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+        return pixels.sub_(self.mean).div_(self.std), self.labels[index]
+
+    def loader(self, *, pin: bool) -> DataLoader[tuple[Tensor, int]]:
+        """Shuffled batches from worker processes."""
+        generator = torch.Generator().manual_seed(0)
+        return DataLoader(self, BATCH, shuffle=True, num_workers=WORKERS, pin_memory=pin, generator=generator)

@@ -1,0 +1,56 @@
+"""What a cycle of Sup-tickets adds: one exploration and one collection, in steps and as shares of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from suptickets.bench.contenders import Run, batches, tidy
+from suptickets.bench.explore import CIFAR
+from suptickets.bench.turns import Contender, Options, Row, judged, median, ratio, take_turns
+from suptickets.training.build import normal
+from suptickets.training.settings import Settings, resolve
+
+CPU = {"exploration": {"vgg16": {"steps": 2.0}}, "collection": {"vgg16": {"steps": 1.0}}}
+GPU = dict.fromkeys(CPU, {"vgg16": {"steps": 10.0}})
+BOTH = {"vgg16": {"share_of_run": 0.002}}
+
+
+def run(options: Options) -> list[Row]:
+    """Milliseconds of a step, an exploration and a collection; and what they are of a whole run."""
+    return [row for model in options.models for row in measure(model, options)]
+
+
+def measure(model: str, options: Options) -> list[Row]:
+    """One model; the network's connections differ from those of the tickets collected before."""
+    tidy(options)
+    options.say(f"{model}: making a cycle ready")
+    run = Run(model, "rigl", batches(model, options), options, fast=options.cuda)
+    contenders = {"step": run.contender(), "exploration": run.exploration(), "collection": collection(run)}
+    times = take_turns(contenders, options)
+    steps = {name: ratio(times[name], times["step"]) for name in contenders}
+    shares = share_of_run(steps, resolve({"data": "cifar100"}))
+    limits = GPU if options.cuda else CPU
+    rows = []
+    for name in contenders:
+        row = {"model": model, "variant": name, "milliseconds": median(times[name]), "steps": steps[name]}
+        row["share_of_run"] = shares.get(name)
+        rows.append(judged(row, options.limits(model, limits.get(name, {}))))
+    both = {**rows[0], "variant": "all of a run", "milliseconds": None, "steps": None}
+    both["share_of_run"] = sum(shares.values())
+    return [*rows, judged(both, options.limits(model, BOTH))]
+
+
+def collection(run: Run) -> Contender:
+    """Average one more ticket in, and prune the average."""
+    tickets = run.parts.tickets
+    assert tickets is not None
+    collect: Callable[[], object] = tickets.collect
+    collect()
+    return Contender(lambda: collect)
+
+
+def share_of_run(steps: dict[str, float], recipe: Settings) -> dict[str, float]:
+    """The time of all explorations, and of all collections, over that of all steps of a run on CIFAR."""
+    explorations = normal(recipe, CIFAR) // recipe.interval + recipe.cycles
+    times = {"exploration": explorations, "collection": recipe.cycles}
+    return {name: count * steps[name] / (recipe.epochs * CIFAR) for name, count in times.items()}

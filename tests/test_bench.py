@@ -1,0 +1,460 @@
+"""The measurements: who takes part, what is compared with what, what a row says. No time is tested."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import suptickets as st
+from suptickets.bench import (
+    BENCHMARKS,
+    bench,
+    contenders,
+    explore,
+    loop,
+    memory,
+    peers,
+    rivals,
+    scale,
+    show,
+    superpose,
+    turns,
+)
+from suptickets.bench import step as steps
+from suptickets.bench.contenders import BATCH, NEVER, Run, batches, noise, variant
+from suptickets.bench.turns import Contender, Options, judged, ratio, take_turns
+from suptickets.layers import ELIGIBLE
+from suptickets.training.settings import resolve
+
+QUIET = Options(torch.device("cpu"), "lenet5", rounds=1, say=lambda line: None)
+KEYS = {
+    "step": "model mode precision variant milliseconds ratio_to_dense ratio_to_masks",
+    "explore": "model variant milliseconds steps speedup",
+    "superpose": "model variant milliseconds steps share_of_run",
+    "memory": "model mode variant mebibytes ratio_to_dense counted",
+    "peers": "model what variant milliseconds seconds ratio_to_ours note",
+    "loop": "model variant milliseconds ratio_to_bare",
+    "build": "model variant milliseconds ratio_to_step",
+}
+SCALE = (
+    "variant million_weights sparsity dense_milliseconds milliseconds exploration_milliseconds "
+    "superposing_milliseconds ratio_to_dense device torch"
+)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, module: ModuleType, times: dict[str, list[float]]) -> None:
+    """Let the contenders of a module take these times; all of them must take part."""
+
+    def take(contenders: dict[str, Contender], options: Options) -> dict[str, list[float]]:
+        return {name: times[name] for name in contenders}
+
+    monkeypatch.setattr(module, "take_turns", take)
+
+
+def column(rows: list[dict[str, Any]], key: str, name: str = "variant") -> dict[str, Any]:
+    return {row[name]: row[key] for row in rows}
+
+
+# ---- turns ----
+
+
+def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes by one second a look; the first round is not counted, orders alternate."""
+    called: list[str] = []
+    clock = count()
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
+
+    def contender(name: str, repeats: int) -> Contender:
+        def prepare() -> Any:
+            called.append(f"prepare {name}")
+            return lambda: called.append(name)
+
+        return Contender(prepare, repeats)
+
+    options = Options(torch.device("cpu"), rounds=2)
+    times = take_turns({"a": contender("a", 1), "b": contender("b", 2)}, options)
+    a, b = ["prepare a", "a"], ["prepare b", "b", "b"]
+    assert called == [*a, *b, *b, *a, *a, *b]
+    assert times == {"a": [1000, 1000], "b": [500, 500]}  # of one call
+
+
+def test_a_ratio_is_the_median_of_ratios_within_rounds() -> None:
+    assert ratio([1.0, 10.0, 300.0], [1.0, 5.0, 100.0]) == 2.0  # the ratio of the medians, too, is 2
+    assert ratio([1.0, 10.0, 12.0], [4.0, 1.0, 6.0]) == 2.0  # here it would be 2.5
+
+
+def test_requirements() -> None:
+    row = {"milliseconds": 2.0, "speedup": 3.0}
+    assert judged(row) == {**row, "requirement": None, "met": None}
+    assert judged(row, {"milliseconds": 2.0}, {"speedup": 3.0})["met"] is True
+    missed = judged(row, {"milliseconds": 1.65}, {"speedup": 3.0})
+    assert (missed["requirement"], missed["met"]) == ("milliseconds <= 1.65, speedup >= 3", False)
+    assert judged(row, None, {"speedup": 3.5})["met"] is False
+
+
+def test_what_is_measured_by_default() -> None:
+    cpu, gpu = (Options(torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert (cpu.models, gpu.models) == (("vgg16",), ("vgg16", "resnet50", "wrn28-10"))
+    assert Options(torch.device("cuda"), "mlp").models == ("mlp",)
+    assert cpu.limits("vgg16", steps.GPU) == {
+        "ratio_to_dense": 0.95,
+        "ratio_to_masks": 0.95,
+        "milliseconds": 1.65,
+    }
+    assert not cpu.limits("mlp", steps.GPU)
+    assert not Options(torch.device("cpu"), sparsity=0.9).limits("vgg16", steps.GPU)
+
+
+# ---- contenders ----
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_masks_keep_weights_at_zero(fast: bool) -> None:
+    data = batches("lenet5", QUIET)
+    run = Run("lenet5", "dense", data, QUIET, fast=fast, compile=False, booster="none")
+    run.mask()
+    weights = [m.weight for m in run.parts.model.modules() if isinstance(m, ELIGIBLE)]
+    sizes = sum(weight.numel() for weight in weights)
+    assert sum(int(mask.sum()) for mask in run.masks) == pytest.approx(0.05 * sizes, abs=1)
+    for _ in range(3):
+        before = [weight.detach().clone() for weight in weights]
+        run.step()
+        for weight, mask, old in zip(weights, run.masks, before, strict=True):
+            assert set(mask.unique().tolist()) <= {0.0, 1.0}
+            assert not weight[mask == 0].any()
+            assert not torch.equal(weight, old)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_ours_is_the_products_own_step(fast: bool) -> None:
+    run = Run("lenet5", "rigl", batches("lenet5", QUIET), QUIET, fast=fast, compile=False)
+    assert run.network.nonzero == pytest.approx(0.05 * run.network.parameters_total, abs=1)
+    for _ in range(5):  # beyond the two batches of an epoch
+        run.step()
+    assert run.network.step == 5 and run.parts.meter.values()[2] >= 5  # finite losses
+    before = {name: w.positions.clone() for name, w in run.network.weights.items()}
+    timed = run.exploration().prepare()
+    assert all(torch.equal(w.positions, before[n]) for n, w in run.network.weights.items())
+    timed()
+    assert any(not torch.equal(w.positions, before[n]) for n, w in run.network.weights.items())
+    assert not any(w.slot.stale for w in run.network.weights.values() if w.slot is not None)
+    run.step()
+    run.network.check()
+
+
+def test_variants() -> None:
+    data = batches("mlp", QUIET)
+    built = {name: variant(name, "mlp", data, QUIET, fast=False) for name in contenders.VARIANTS}
+    assert [run.network.method.name for run in built.values()] == ["dense", "dense", "static"]
+    assert [len(run.masks) for run in built.values()] == [0, 3, 0]
+    assert all(run.contender().repeats == 1 for run in built.values())
+
+
+def test_noise_is_of_whole_batches_and_the_same_for_all() -> None:
+    first, again = batches("lenet5", QUIET), batches("lenet5", QUIET)
+    assert first.train_size % BATCH == 0 and first.shape == (3, 32, 32)
+    assert torch.equal(first.train_x, again.train_x)
+    assert batches("mlp", QUIET).shape == (3, 28, 28)
+
+
+# ---- rows: keys, and ratios from the right pairs ----
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_rows(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.IMAGES, "cpu", BATCH + 80)
+    monkeypatch.setattr(rivals, "WORKERS", 0)
+    result = bench(name, model="mlp" if name == "loop" else "lenet5", device="cpu", rounds=1)
+    assert json.loads(json.dumps(result)) == result
+    assert result["name"] == name and len(result["rows"]) > 1
+    common = "requirement met device torch"
+    for row in result["rows"]:
+        assert list(row) == f"{KEYS[name]} {common}".split()
+        assert row["torch"] == torch.__version__ and row["device"].startswith("CPU")
+    out, err = capsys.readouterr()
+    assert out == "" and (err or name == "build")
+
+
+def test_step_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, steps, {"dense": [4.0, 4.0], "masks": [8.0, 8.0], "ours": [2.0, 2.0]})
+    rows = steps.measure("mlp", QUIET, fast=False)
+    assert column(rows, "ratio_to_dense") == {"dense": 1, "masks": 2, "ours": 0.5}
+    assert column(rows, "ratio_to_masks") == {"dense": 0.5, "masks": 1, "ours": 0.25}
+    assert column(rows, "milliseconds") == {"dense": 4, "masks": 8, "ours": 2}
+    assert column(rows, "mode") == dict.fromkeys(("dense", "masks", "ours"), "eager")
+
+
+def test_explore_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, explore, {"step": [10.0], explore.SORT: [30.0], "ours": [5.0]})
+    rows = explore.measure("mlp", QUIET)
+    assert column(rows, "steps") == {"step": 1, explore.SORT: 3, "ours": 0.5}
+    assert column(rows, "speedup") == {"step": None, explore.SORT: 1, "ours": 6}
+
+
+def test_what_explorations_add_to_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each 40th step explores: 0.1 ms a step is 4 ms an exploration, 391 / 1000 of them an epoch."""
+    given(monkeypatch, explore, {"rigl": [1.1, 1.1], "static": [1.0, 1.0]})
+    row = explore.added("mlp", QUIET, every=40)
+    assert row["milliseconds"] == pytest.approx(4 * 391 / 1000)
+    assert row["steps"] == pytest.approx(4 * 391 / 1000)
+
+
+def test_steps_with_and_without_explorations() -> None:
+    assert explore.added("mlp", QUIET, every=2, steps=4)["steps"] is not None
+
+
+def test_superpose_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    """226 normal epochs of 391 steps, an exploration each 1000 and one in each of three cycles."""
+    given(monkeypatch, superpose, {"step": [2.0], "exploration": [6.0], "collection": [1.0]})
+    rows = superpose.measure("mlp", QUIET)
+    assert column(rows, "steps") == {"step": 1, "exploration": 3, "collection": 0.5, "all of a run": None}
+    shares = column(rows, "share_of_run")
+    assert shares["exploration"] == pytest.approx((88 + 3) * 3 / (250 * 391))
+    assert shares["collection"] == pytest.approx(3 * 0.5 / (250 * 391))
+    assert shares["all of a run"] == pytest.approx(shares["exploration"] + shares["collection"])
+
+
+def test_requirements_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"model": "vgg16", "mode": "eager", "variant": "ours"}
+    assert steps._limits(row, QUIET) == {"ratio_to_dense": 1.10}
+    assert steps._limits({**row, "mode": "fast"}, Options(torch.device("cuda")))["ratio_to_masks"] == 0.95
+    assert not steps._limits(row, Options(torch.device("cuda")))
+    assert not steps._limits({**row, "variant": "masks"}, QUIET)
+
+
+# ---- explorations ----
+
+
+def test_both_explorations_choose_the_same_connections() -> None:
+    contest = explore.Contest("lenet5", batches("lenet5", QUIET), QUIET)
+    contest.copy()
+    before = contest.run.network.nonzero
+    contest.explore_copy()
+    contest.run.explore()
+    network = contest.run.network
+    pairs = list(zip(contest.masked, network.weights.values(), strict=True))
+    both = sum(int(m.mask.view(-1)[w.rows().long()].sum()) for m, w in pairs)
+    assert both / network.nonzero > 0.999 and network.nonzero == before
+    for masked, weight in pairs:
+        assert int(masked.mask.sum()) == weight.nonzero
+        assert torch.equal(masked.weight, weight.build(weight.values.detach(), torch.float32))
+
+
+# ---- memory ----
+
+
+def test_memory_is_counted() -> None:
+    """Of a dense weight: value, momentum, gradient. Masks add one number each, collecting another."""
+    held = {
+        name: memory.held(memory._run("mlp", name, QUIET))
+        for name in (*contenders.VARIANTS, memory.COLLECTING)
+    }
+    data = batches("mlp", QUIET)
+    network = Run("mlp", "static", data, QUIET, fast=False, booster="none").network
+    weights, living = network.parameters_total, network.nonzero
+    assert held["masks"] - held["dense"] == 4 * weights
+    assert held[memory.COLLECTING] - held["ours"] == 4 * weights
+    sparse = 16 * living  # value, position, momentum, gradient
+    first, *later = (layer.size for layer in network.layers.values())
+    built = 4 * sum(later)  # the dense weights that a backward pass needs: not that of the first layer
+    assert held["dense"] - held["ours"] == 12 * (first + sum(later)) - sparse - built
+
+
+def test_storages_are_counted_once() -> None:
+    tensor = torch.zeros(10)
+    assert memory.nbytes([tensor, tensor[:5], tensor.view(2, 5), torch.zeros(3)]) == 52
+
+
+def test_memory_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_run", lambda model, name, options: name)
+    monkeypatch.setattr(memory, "held", lambda name: {"dense": 4, "masks": 6, "ours": 1}.get(name, 2) * 2**20)
+    rows = memory.measure("mlp", QUIET, fast=False)
+    assert list(column(rows, "ratio_to_dense").values()) == [1, 1.5, 0.25, 0.5]
+    assert column(rows, "mebibytes")["masks"] == 6
+
+
+# ---- scale ----
+
+
+@pytest.mark.parametrize("millions", [1, 10, 500])
+def test_stacks_have_the_weights_that_they_are_asked_for(millions: int) -> None:
+    with torch.device("meta"):
+        stack = scale.stack(100, scale.pixels(millions))
+    weights = sum(p.numel() for p in stack.parameters())
+    assert weights == pytest.approx(millions * 1e6, rel=0.1)
+
+
+def test_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "SIZES", (0.01, 0.03, 500))
+    monkeypatch.setattr(scale, "SPARSITIES", (0.5, 0.9))
+    monkeypatch.setattr(scale, "MIDDLE", 0.02)
+    rows = bench("scale", device="cpu", rounds=1, sparsity=0.8)["rows"]
+    assert all(list(row) == SCALE.split() for row in rows)
+    assert [row["variant"].split(":")[0] for row in rows] == ["size"] * 2 + ["sparsity"] * 2 + ["fit"] * 2
+    assert [row["sparsity"] for row in rows] == [0.8, 0.8, 0.5, 0.9, None, None]
+    assert rows[2]["million_weights"] == rows[0]["million_weights"] < rows[1]["million_weights"]
+
+
+def test_growth_is_the_slope_of_a_line() -> None:
+    def row(millions: float, sparsity: float, milliseconds: float) -> dict[str, Any]:
+        named = dict.fromkeys(scale.TIMES, milliseconds)
+        return {"variant": "", "million_weights": millions, "sparsity": sparsity, **named}
+
+    by_size = [row(n, 0.95, 7 + 3 * n) for n in (1, 10, 100)]
+    by_sparsity = [row(10, s, 1 + 2 * 10 * (1 - s)) for s in (0.5, 0.9, 0.99)]
+    total, living = scale.growth(by_size, by_sparsity)
+    assert all(total[key] == pytest.approx(3) and living[key] == pytest.approx(2) for key in scale.TIMES)
+    assert len(scale.growth(by_size[:1], by_sparsity)) == 1
+
+
+# ---- peers ----
+
+
+def test_rivals_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sparsimony", None)
+    for what in (peers.STEP, peers.EXPLORATION):
+        rows = peers.contest("mlp", what, QUIET)
+        assert [row["variant"] for row in rows] == ["ours", "torch.ao.pruning", "sparsimony", peers.PUBLISHED]
+        notes, times = column(rows, "note"), column(rows, "milliseconds")
+        assert notes["sparsimony"].startswith("not installed: ") and times["sparsimony"] is None
+        assert all(times[name] is not None for name in notes if name != "sparsimony")
+
+
+def test_a_rival_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(rivals.Rival):
+        def prepare(self) -> None:
+            raise RuntimeError("no such layer\nand more")
+
+    entry = peers.entered(Broken, "mlp", peers.STEP, batches("mlp", QUIET), QUIET)
+    assert entry == (None, "failed: no such layer")
+
+
+def test_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "RIVALS", {peers.PUBLISHED: rivals.Published})
+    given(monkeypatch, peers, {"ours": [2.0], peers.PUBLISHED: [9.0]})
+    rows = peers.contest("mlp", peers.STEP, QUIET)
+    assert column(rows, "ratio_to_ours") == {"ours": 1, peers.PUBLISHED: 4.5}
+    monkeypatch.setitem(peers.IMAGES, "cpu", BATCH)
+    monkeypatch.setattr(peers, "epochs_in_turn", lambda trainer, other: ([500.0], [4000.0]))
+    rows = peers.epochs("mlp", QUIET)
+    assert column(rows, "seconds") == {"ours": 0.5, peers.PUBLISHED: 4.0}
+    assert column(rows, "ratio_to_ours") == {"ours": 1, peers.PUBLISHED: 8}
+
+
+def masks_of(rival: rivals.Rival) -> list[torch.Tensor]:
+    if isinstance(rival, rivals.Published):
+        return [mask.clone() for mask in rival.masks.values()]
+    return [m.parametrizations["weight"][0].mask.clone() for m in rival.layers.values()]
+
+
+@pytest.mark.parametrize("name", peers.RIVALS)
+def test_rivals_are_sparse_and_explore(name: str) -> None:
+    if name == "sparsimony":
+        pytest.importorskip("sparsimony")
+    rival = peers.RIVALS[name]("lenet5", batches("lenet5", QUIET), QUIET, interval=2)
+    for _ in range(2):
+        masks = masks_of(rival)
+        timed = rival.exploring().prepare()
+        assert all(map(torch.equal, masks, masks_of(rival)))
+        for module, mask in zip(rival.layers.values(), masks, strict=True):
+            assert not module.weight[mask == 0].any() and module.weight[mask == 1].any()
+        sizes = sum(mask.numel() for mask in masks)
+        assert sum(int(mask.sum()) for mask in masks) == pytest.approx(0.05 * sizes, abs=5)
+        timed()
+        changed = [int((a != b).sum()) for a, b in zip(masks, masks_of(rival), strict=True)]
+        assert sum(changed) > 0 or name == "torch.ao.pruning"  # which may have nothing to change
+
+
+def test_published_transforms() -> None:
+    """Each image is one of the 162 crops and flips of its padded original."""
+    data = noise(4, QUIET)
+    images = rivals.Transformed(data)
+    padded = torch.nn.functional.pad(data.train_x, [4] * 4)
+    for i in range(4):
+        x, y = images[i]
+        assert y == data.train_y[i] and x.dtype == torch.float32
+        pixels = (x * 0.5 + 0.5).mul(255).round().to(torch.uint8)
+        crops = [padded[i, :, a : a + 32, b : b + 32] for a in range(9) for b in range(9)]
+        assert sum(torch.equal(pixels, c) or torch.equal(pixels, c.flip(2)) for c in crops) == 1
+
+
+def test_the_published_epoch_sees_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "WORKERS", 0)
+    data = noise(BATCH + 80, QUIET)
+    published, sizes = rivals.Published("mlp", data, QUIET), []
+    monkeypatch.setattr(published, "train", lambda x, y: sizes.append(len(y)))
+    published.epoch(rivals.Transformed(data).loader(pin=False))
+    assert sizes == [BATCH, 80]
+
+
+# ---- the loop ----
+
+
+def test_epochs_in_turn() -> None:
+    """Both have as many epochs; the first is not counted."""
+    seen: list[int] = []
+    trainer = loop.make("mlp", noise(64, QUIET), 3)
+    ours, theirs = loop.epochs_in_turn(trainer, seen.append)
+    assert seen == [1, 2, 3] and len(ours) == len(theirs) == 2
+    assert trainer.network.step == 3 and trainer.settings.interval == NEVER
+
+
+# ---- the command ----
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("stpe", {}, "unknown benchmark 'stpe': did you mean 'step'?"),
+        ("step", {"model": "vgg61"}, "unknown model 'vgg61': did you mean 'vgg16'?"),
+        ("step", {"sparsity": 95}, "--sparsity is a fraction, not a percentage: 95, did you mean 0.95?"),
+        ("step", {"rounds": 0}, "--rounds must be a whole number, at least 1, not 0"),
+        ("scale", {"model": "vgg16"}, "scale has networks of its own: leave out --model"),
+        ("scale", {"largest": 0.5}, "--largest must be at least 1 (million weights), not 0.5"),
+    ],
+)
+def test_bad_input(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(st.SparsityError) as error:
+        bench(name, device="cpu", **options)
+    assert str(error.value) == message
+
+
+def test_table() -> None:
+    rows = [
+        judged({"variant": "dense", "milliseconds": 1234.5, "steps": None}),
+        judged({"variant": "ours", "milliseconds": 0.0123, "steps": None}, {"milliseconds": 0.01}),
+    ]
+    console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    show({"name": "step", "rows": [{**row, "device": "H200", "torch": "2.11"} for row in rows]}, console)
+    head, dense, ours, common = console.export_text().splitlines()
+    assert head.split() == ["variant", "milliseconds", "requirement", "met"]  # nobody has steps
+    assert dense.split() == ["dense", "1,234.500"]
+    assert ours.split() == ["ours", "0.0123", "milliseconds", "<=", "0.01", "MISSED"]
+    assert common.strip() == "H200; torch 2.11"
+
+
+def test_every_benchmark_has_a_summary() -> None:
+    assert " ".join(BENCHMARKS) == "step explore superpose memory scale peers loop build"
+    assert all(entry.summary for entry in BENCHMARKS.values())
+
+
+def test_the_recipe_that_shares_are_stated_for() -> None:
+    recipe = resolve({"data": "cifar100"})
+    assert (recipe.epochs, recipe.batch_size, recipe.interval, recipe.cycles) == (250, BATCH, 1000, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["step", "memory", "explore", "superpose"])
+def test_on_a_gpu(name: str) -> None:
+    rows = bench(name, model="lenet5", rounds=1)["rows"]
+    if name in ("step", "memory"):
+        assert {row["mode"] for row in rows} == {"eager", "fast"}
+    assert all(row["milliseconds"] > 0 for row in rows if row.get("variant") == "ours" and name != "memory")
