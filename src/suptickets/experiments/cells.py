@@ -10,8 +10,7 @@ trains nothing of its own, nor do cells that repeat a default (`cycle_epochs` 8,
 that are not the same share work in three places:
 
 - *trunk*: the normal phase, for all with the same data, model, method, sparsity and distribution and the same
-  `epochs - cycles * cycle_epochs` (which also places the drops of the learning rate). That of `dense` is the
-  same for all sparsities: SWA's first baseline prunes it at the end;
+  `epochs - cycles * cycle_epochs` (which also places the drops of the learning rate);
 - *branch*: from the end of a trunk the plain finish (`booster` none), or cycles (`cycles`, `cycle_epochs`,
   `lr_high`, `schedule`, `criteria`; the booster `swa` does not explore). A branch with fewer cycles is the
   beginning of one with more (`ticket-count-extended`);

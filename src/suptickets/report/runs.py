@@ -15,7 +15,7 @@ from suptickets.errors import SparsityError
 from suptickets.methods import METHODS
 from suptickets.report.measures import NO_BREAK, number, plain
 from suptickets.training.folder import RunFolder
-from suptickets.training.settings import read_config
+from suptickets.training.settings import CYCLIC, read_config
 
 # What may differ between two runs of the same settings.
 INCIDENTAL = {"seed", "data_dir", "workers", "checkpoint_every", "log", "evaluate_every"}
@@ -59,7 +59,7 @@ class Run:
         """The epochs at which the cycles begin and end; none without a booster."""
         epochs, length, count = (self.setting(key) or 0.0 for key in ("epochs", "cycle_epochs", "cycles"))
         sensible = 0 < length * count <= epochs and 1 <= count <= 1000
-        if self.config.get("booster") == "none" or not sensible:
+        if self.config.get("booster") not in CYCLIC or not sensible:
             return []
         return [epochs - length * n for n in range(int(count), -1, -1)]
 
@@ -211,9 +211,10 @@ def method_name(config: Mapping[str, Any]) -> str:
 
 
 def sparsity_name(config: Mapping[str, Any]) -> str:
-    """As 90 %; nothing for a dense network."""
-    sparsity = number(config.get("sparsity"))
-    return "" if sparsity is None or config.get("method") == "dense" else f"{sparsity * 100:g}{NO_BREAK}%"
+    """As 90 %; nothing for a dense network that stays dense."""
+    sparsity, dense = number(config.get("sparsity")), config.get("method") == "dense"
+    stays = dense and config.get("booster") != "swa"
+    return "" if sparsity is None or stays else f"{sparsity * 100:g}{NO_BREAK}%"
 
 
 def group(runs: Sequence[Run]) -> list[Group]:

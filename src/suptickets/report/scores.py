@@ -21,7 +21,9 @@ def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any], Colour]]:
     """The network before the cycles, every ticket, what came of them, and their ensemble."""
     rows: list[tuple[str, object, Colour]] = [("before the cycles", run.summary.get("start"), MUTED)]
     rows += [(f"ticket {n}", ticket, SERIES[0]) for n, ticket in enumerate(run.tickets, 1)]
-    rows += [("superposed" if run.tickets else "final network", run.summary, SERIES[1])]
+    single = run.summary if run.config.get("booster") != "free-tickets" else None
+    final = run.summary.get("superposed") or single  # the summary of an ensemble has the ensemble's scores
+    rows += [("superposed" if run.tickets else "final network", final, SERIES[1])]
     rows += [("ensemble of the tickets", run.summary.get("ensemble"), SERIES[2])]
     return [(name, scores, colour) for name, scores, colour in rows if isinstance(scores, Mapping) and scores]
 

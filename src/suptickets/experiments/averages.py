@@ -1,0 +1,149 @@
+"""What is read off a finished run without training: its own result, and other ways to combine its tickets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from suptickets.batch_norm import recompute
+from suptickets.data import Data, load_data
+from suptickets.experiments.plan import AVERAGING, Reading
+from suptickets.measure.flops import flops
+from suptickets.superpose import superpose
+from suptickets.training import build, saved
+from suptickets.training.evaluate import evaluate
+from suptickets.training.folder import RunFolder, read_ticket
+from suptickets.training.processes import connect
+from suptickets.training.settings import Settings
+
+Measures = dict[str, Any]
+SCORES = ("accuracy", "nll", "ece")
+# What the ways to combine the tickets of a run have in common.
+SHARED = (
+    *("data", "model", "method", "recipe", "seed", "epochs", "target_sparsity", "sparsity", "nonzero"),
+    *("parameters", "start", "train_flops_ratio", "seconds"),
+)
+
+
+class Finished:
+    """A finished run, and its trunk's summary if it was forked from one."""
+
+    def __init__(self, folder: RunFolder, settings: Settings, trunk: Mapping[str, Any] | None = None) -> None:
+        """`settings` with the place of the data."""
+        self.folder, self.settings, self.trunk = folder, settings, trunk
+        self._together: dict[int, Measures] = {}
+
+    @cached_property
+    def summary(self) -> Measures:
+        """What the run says of itself."""
+        return self.folder.load_summary() or {}
+
+    def read(self, reading: Reading) -> Measures:
+        """All measures of a reading."""
+        wanted, own = reading.settings, self.settings
+        differing = any(getattr(wanted, n) != getattr(own, n) for n in ("booster", "cycles", *AVERAGING))
+        if not own.cyclic or not differing:
+            return self.summary
+        kept = {key: self.summary[key] for key in SHARED}
+        several = self.together(wanted.cycles)
+        both = {
+            "ensemble": {key: several["ensemble"][key] for key in SCORES},
+            "diversity": several["diversity"],
+        }
+        tickets = self.summary["tickets"][: wanted.cycles]
+        combined = self._predicted(several) if wanted.booster == "ensemble" else self._superposed(wanted)
+        own_name = {"booster": wanted.booster, "tickets": tickets}
+        return {**kept, **own_name, **both, **self._costs(wanted.cycles), **combined}
+
+    def together(self, cycles: int) -> Measures:
+        """The first so many tickets: each, how different they are, what they predict together."""
+        if cycles not in self._together:
+            self._together[cycles] = self._evaluated(self.folder.singles()[:cycles])
+        return self._together[cycles]
+
+    def _evaluated(self, paths: Sequence[Path]) -> Measures:
+        return evaluate(paths, data_dir=self.settings.data_dir, device=self.settings.device)
+
+    def _predicted(self, several: Measures) -> Measures:
+        """The prediction ensemble; it runs all tickets."""
+        ratios = [self._forward(saved.result(Path(one["path"]))) for one in several["networks"]]
+        layers = self.summary["layers"] if len(ratios) == self.settings.cycles else None
+        return {**several["ensemble"], "test_flops_ratio": sum(ratios), "layers": layers}
+
+    def _superposed(self, wanted: Settings) -> Measures:
+        """The tickets superposed otherwise than the run did it."""
+        with TemporaryDirectory() as folder:
+            into = RunFolder(folder)
+            self._superpose(wanted, into)
+            found = self._evaluated([into.ticket])
+            ratio = self._forward(saved.result(into.ticket))
+        scores = {key: found[key] for key in SCORES}
+        judged = {key: value for key, value in found.items() if key != "diversity"}
+        return {**judged, "superposed": scores, "test_flops_ratio": ratio}
+
+    def _superpose(self, wanted: Settings, into: RunFolder) -> None:
+        files = self.folder.singles()[: wanted.cycles]
+        about = read_ticket(files[0])[1]
+        state = superpose(
+            files,
+            wanted.rule,
+            sparsity=1 - about["nonzero"] / about["parameters"],
+            beta=wanted.beta,
+            prune=wanted.prune,
+            prune_when=wanted.prune_when,
+        )
+        into.save_ticket(state, about)
+        if wanted.batch_norm == "recompute":
+            into.save_ticket(self._recomputed(wanted, into.ticket), about)
+
+    def _recomputed(self, wanted: Settings, ticket: Path) -> dict[str, Any]:
+        """As a run does it: with the training data of the epoch after its last."""
+        s, device = self.settings, connect(self.settings.device).device
+        dtype, last = build.DTYPES[build.precision(s, device)], self._epochs(wanted.cycles)
+        model = saved.result(ticket).load(self.data, device)
+        recompute(model, self.data.train_batches(s.batch_size, s.seed, last, device=device, dtype=dtype))
+        return model.state_dict()
+
+    def _forward(self, network: saved.Saved) -> float:
+        """FLOPs of a forward pass, of those of the dense network."""
+        model = network.load(self.data, torch.device("cpu"))
+        return flops(model, torch.zeros(1, *self.data.shape, dtype=next(model.parameters()).dtype)).ratio
+
+    @cached_property
+    def data(self) -> Data:
+        """What the run was trained on."""
+        return load_data(self.settings.data, self.settings.data_dir, self.settings.workers)
+
+    def _epochs(self, cycles: int) -> int:
+        """Of the run that has so many cycles."""
+        return round(self.settings.epochs - (self.settings.cycles - cycles) * self.settings.cycle_epochs)
+
+    def _costs(self, cycles: int) -> Measures:
+        """Of the run that ends after so many cycles, of which each costs the same."""
+        whole, trunk, epochs = self.summary, self.trunk, self._epochs(cycles)
+        if trunk is None or cycles == self.settings.cycles:
+            return {}
+        begin, end = (one["train_flops_ratio"] * one["epochs"] for one in (trunk, whole))
+        spent = begin + (end - begin) * cycles / self.settings.cycles
+        seconds = trunk["seconds"] + (whole["seconds"] - trunk["seconds"]) * cycles / self.settings.cycles
+        return {"epochs": epochs, "train_flops_ratio": spent / epochs, "seconds": seconds}
+
+
+def together(folders: list[Path], settings: Settings) -> Measures:
+    """Networks of several seeds: how different they are, and what they predict together."""
+    found = evaluate(folders, data_dir=settings.data_dir, device=settings.device)
+    return {**found["ensemble"], "diversity": found["diversity"]}
+
+
+def located(settings: Settings, data_dir: str | None) -> Settings:
+    """With the folder of its data; ImageNet may lie beside others, in `imagenet`."""
+    beside = None if data_dir is None else Path(data_dir).expanduser() / "imagenet"
+    if settings.data == "imagenet" and beside is not None and beside.is_dir():
+        return replace(settings, data_dir=str(beside))
+    return replace(settings, data_dir=data_dir)

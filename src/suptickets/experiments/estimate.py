@@ -1,0 +1,159 @@
+"""What a plan will cost, and what cells about the model alone show: FLOPs by formula, hours by experience."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import prod
+from statistics import median
+from typing import Any
+
+import torch
+from rich.tree import Tree
+
+from suptickets.experiments.cells import Cell
+from suptickets.experiments.plan import Reading, Task
+from suptickets.measure.cost import training_flops
+from suptickets.measure.flops import Flops, flops
+from suptickets.measure.sparsity import sparsity
+from suptickets.models import MODELS, build_model
+from suptickets.training import build
+from suptickets.training.settings import Settings
+
+# Images to train on, and classes.
+SIZES = {"cifar10": (50_000, 10), "cifar100": (50_000, 100), "imagenet": (1_281_167, 1000)}
+# Seconds of an epoch on an NVIDIA H200, one run at a time: steps as measured. ImageNet is a guess: 230 s by
+# its FLOPs at the rate of ResNet-50 on CIFAR, and more for decoding images.
+SECONDS = {"vgg16": 0.66, "resnet50": 2.9, "wrn28-10": 5.1, "resnet50-imagenet": 600.0}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model for data of a known size: FLOPs of a forward pass, and the shapes of its layers."""
+
+    forward: Flops
+    shapes: Mapping[str, Sequence[int]]
+    samples: int
+
+    def steps(self, batch_size: int) -> int:
+        """Of an epoch."""
+        return -(-self.samples // batch_size)
+
+
+@lru_cache
+def network(data: str, model: str) -> Network:
+    """The paper's model for the paper's data; nothing is loaded."""
+    samples, classes = SIZES[data]
+    size = MODELS[model].size
+    with torch.random.fork_rng():
+        built = build_model(model, classes, size=size)
+    shapes = {name: layer.shape for name, layer in sparsity(built).layers.items()}
+    return Network(flops(built, torch.zeros(1, 3, size, size)), shapes, samples)
+
+
+def task_flops(task: Task) -> float:
+    """Of a trunk, and of what its branches add; teachers add a forward pass each."""
+    model = task.model
+    trunk = 0.0 if task.trunk is None else run_flops(task.trunk, model)
+    branches = 0.0
+    for branch in task.branches:
+        taught = branch.settings.cycles / 3 if branch.settings.booster == "distillation" else 0.0
+        first = run_flops(branch.settings, model) if taught and branch.teacher is None else 0.0
+        branches += first + run_flops(branch.settings, model) * (1 + taught) - trunk * branch.fork
+    return trunk + branches
+
+
+@cache
+def run_flops(run: Settings, model: str) -> float:
+    """Of a whole run of the paper's model, whatever stands in for it."""
+    net, cycles = network(run.data, model), run.cycles if run.cyclic else 0
+    steps = net.steps(run.batch_size)
+    method = build.method(run, steps, lambda _: None)
+    length, samples = round(run.cycle_epochs * steps), net.samples * run.epochs
+    spent = training_flops(
+        net.forward, net.shapes, method, run.epochs * steps, samples, cycles=cycles, cycle_steps=length
+    )
+    return spent.sparse * ((1 - run.sparsity) if run.method == "small-dense" else 1.0)
+
+
+def seconds_per_epoch(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By model: the median of the store's own results, else what was measured once."""
+    known: dict[str, list[float]] = {}
+    for record in records:
+        epochs, seconds = record["measures"].get("epochs"), record.get("seconds")
+        if epochs and seconds and not record["changes"]:
+            known.setdefault(record["cell"]["model"], []).append(seconds / epochs)
+    return SECONDS | {model: median(values) for model, values in known.items()}
+
+
+def cost(tasks: Sequence[Task], records: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Runs, epochs, FLOPs and, one run at a time, hours of a plan."""
+    seconds = seconds_per_epoch(records)
+    return {
+        "runs": sum(len(task.runs) for task in tasks),
+        "epochs": sum(task.epochs for task in tasks),
+        "flops": float(sum(map(task_flops, tasks))),
+        "hours": sum(task.epochs * seconds[task.model] for task in tasks) / 3600,
+    }
+
+
+def tree(tasks: Sequence[Task]) -> Tree:
+    """The plan, to look at; seeds that have the same tree are one."""
+    root = Tree("runs")
+    same: dict[str, list[int]] = {}
+    for task in tasks:
+        same.setdefault(_shape(task), []).append(task.seed)
+    for shape, seeds in same.items():
+        first, *rest = shape.split("\n")
+        times = "" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
+        node = root.add(first + times)
+        for line in rest:
+            node.add(line)
+    return root
+
+
+def _shape(task: Task) -> str:
+    """A line for the trunk (or the run), one for each branch."""
+    runs = [(b.settings.booster, b.settings) for b in task.branches]
+    runs = runs if task.trunk is None else [("", task.trunk), *runs]
+    name = " ".join(f"{getattr(runs[0][1], key)}" for key in ("data", "model", "method", "sparsity"))
+    lines = [
+        f"{booster.replace('none', 'plain finish')}{_cycles(run)}: {epochs} epochs"
+        for (booster, run), (_, epochs) in zip(runs, task.runs, strict=True)
+    ]
+    reads = [""] * (task.trunk is not None) + [_reads(branch.readings) for branch in task.branches]
+    lines = [line + read for line, read in zip(lines, reads, strict=True)]
+    return "\n".join([f"{name} {lines[0]}".replace(" :", ":"), *lines[1:]])
+
+
+def _cycles(run: Settings) -> str:
+    if not run.cyclic:
+        return ""
+    criteria = "".join(f", {pair}" for pair in run.criteria)
+    return f" ({run.cycles} cycles of {run.cycle_epochs:g}, {run.schedule} to {run.lr_high:g}{criteria})"
+
+
+def _reads(readings: Sequence[Reading]) -> str:
+    return f", read {len(readings)} times" if len(readings) > 1 else ""
+
+
+def about_model(cell: Cell) -> float | None:
+    """What a cell that trains nothing shows; a drawing shows no number."""
+    net = network(cell.data, cell.model)
+    if cell.measure == "test_flops":
+        return float(net.forward.dense)
+    if cell.measure == "train_flops":
+        return 3.0 * net.forward.dense * net.samples * Reading.of(cell.settings()).settings.epochs
+    if cell.measure == "layer_parameters":
+        return float(sum(prod(net.shapes[name]) for name in layers_of(cell.layer, net.shapes)))
+    if cell.measure == "layer_flops":
+        return float(sum(net.forward.layers[name].dense for name in layers_of(cell.layer, net.shapes)))
+    return None
+
+
+def layers_of(layer: str | None, names: Mapping[str, Any]) -> list[str]:
+    """The layers that a row of the layer table stands for."""
+    if layer in ("overall", "backbone"):
+        return [name for name in names if layer == "overall" or name != "fc"]
+    return [name for name in names if name == layer]

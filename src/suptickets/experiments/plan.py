@@ -1,0 +1,297 @@
+"""From cells to runs: trunks, the branches that fork from them, and what is read off their tickets.
+
+A `Reading` is all that decides a cell's number but the seed; cells that show different measures of one thing
+share it. A `Task` is one trunk with everything that grows from it, for one seed: what a process takes at a
+time. In a `Mode` with `separate` every reading is a run of its own instead, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from suptickets.errors import SparsityError
+from suptickets.experiments.cells import VARIATIONS, Cell, experiment
+from suptickets.training.settings import Settings, resolve
+
+KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
+AVERAGING = ("rule", "beta", "batch_norm")  # what only combines tickets
+CYCLES = ("cycles", "cycle_epochs", "lr_high", "schedule", "criteria")  # what makes them
+
+TOGETHER = "dense-ensemble"  # the booster of cells about the networks of all seeds
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How cells are computed; results of different modes never stand in one table.
+
+    Attributes:
+        scale: the length of the training, of the paper's; below 1 it is a trial.
+        separate: every reading is a run of its own.
+        changes: settings other than the paper's, for all runs: a trial too.
+    """
+
+    scale: float = 1.0
+    separate: bool = False
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if isinstance(self.scale, bool) or not 0 < self.scale <= 1:
+            raise SparsityError(f"--scale must be above 0 and at most 1, not {self.scale}")
+        for name, _ in self.changes:
+            if name in KEY and name != "model":
+                raise SparsityError(f"{name} belongs to the cells: choose them with --cells {name}=...")
+
+    @property
+    def trial(self) -> bool:
+        """Whether the results are not the paper's setting."""
+        return self.scale != 1 or bool(self.changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"scale": self.scale, "separate": self.separate, "changes": dict(self.changes)}
+
+    def __str__(self) -> str:
+        """In words."""
+        changed = "".join(f", {name} {value}" for name, value in self.changes)
+        return f"{'separate' if self.separate else 'forked'} at scale {self.scale:g}{changed}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a number is read off: the paper's settings for any seed, those without effect at their default."""
+
+    settings: Settings
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> Reading:
+        """Of a cell's settings."""
+        full, default = resolve(settings), _default(settings["data"])
+        forgotten: tuple[str, ...] = ()
+        if full.booster in ("none", "tree-net", "batch-ensemble"):
+            forgotten += CYCLES
+        if full.booster not in ("sup-tickets", "swa"):
+            forgotten += AVERAGING
+        elif full.rule != "cima":
+            forgotten += ("beta",)
+        if full.method in ("dense", "small-dense"):
+            forgotten += ("distribution",)
+        kept = {name: getattr(default, name) for name in forgotten}
+        return Reading(
+            replace(full, **kept, sparsity=full.target if full.method == "dense" else full.sparsity)
+        )
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells it from others, for the store: a new setting of the library does not change it."""
+        values = self.settings.as_dict()
+        return {name: values[name] for name in KEY}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A run, and what is read off it.
+
+    Attributes:
+        settings: of the run, with its seed.
+        readings: what is wanted of it.
+        fork: whether it begins at the end of the task's trunk.
+        teacher: the branch whose tickets teach it.
+    """
+
+    settings: Settings
+    readings: tuple[Reading, ...]
+    fork: bool = False
+    teacher: Settings | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trunk, and the branches in the order in which they can be trained."""
+
+    trunk: Settings | None
+    branches: tuple[Branch, ...]
+
+    @property
+    def seed(self) -> int:
+        """The same for all its runs."""
+        return self.branches[0].settings.seed
+
+    @property
+    def model(self) -> str:
+        """The paper's, whatever stands in for it."""
+        return next(reading.settings.model for branch in self.branches for reading in branch.readings)
+
+    @property
+    def runs(self) -> list[tuple[Settings, int]]:
+        """Every run, and how many epochs it trains."""
+        shared = 0 if self.trunk is None else self.trunk.epochs
+        trunk = [] if self.trunk is None else [(self.trunk, shared)]
+        return trunk + [(b.settings, _epochs(b) - shared * b.fork) for b in self.branches]
+
+    @property
+    def epochs(self) -> int:
+        """That are trained."""
+        return sum(epochs for _, epochs in self.runs)
+
+
+def _epochs(branch: Branch) -> int:
+    """Without teachers at hand, distillation trains them first."""
+    twice = branch.settings.booster == "distillation" and branch.teacher is None
+    return branch.settings.epochs * (1 + twice)
+
+
+@cache
+def readings(cell: Cell) -> tuple[Reading, ...]:
+    """What a cell needs: nothing if it is about the model alone; for a test, the baseline too."""
+    if cell.of == "model":
+        return ()
+    own = Reading.of(cell.settings())
+    return (own, Reading.of({**cell.settings(), "booster": "none"})) if cell.measure == "p_value" else (own,)
+
+
+def together_key(reading: Reading, seeds: Sequence[int]) -> dict[str, Any]:
+    """The name under which the networks of these seeds together are stored."""
+    return {**reading.key, "booster": TOGETHER, "seeds": list(seeds)}
+
+
+def seeds_of(cell: Cell, seeds: int | None = None) -> int:
+    """How many runs are averaged: by default as many as in the paper."""
+    if seeds is not None:
+        return seeds
+    return 1 if cell.data == "imagenet" else experiment(cell.experiment).seeds
+
+
+def wanted(cells: Iterable[Cell], seeds: int | None = None) -> dict[tuple[int, Reading], None]:
+    """Every seed and reading that these cells need, once, in order."""
+    pairs = [(seed, cell) for cell in cells for seed in range(1, seeds_of(cell, seeds) + 1)]
+    pairs.sort(key=lambda pair: pair[0])
+    return {(seed, reading): None for seed, cell in pairs for reading in readings(cell)}
+
+
+def plan(wanted: Iterable[tuple[int, Reading]], mode: Mode) -> list[Task]:
+    """The tasks that give these readings."""
+    tasks, trees = [], dict[Settings, _Tree]()
+    for seed, reading in wanted:
+        run = run_of(reading, seed, mode)
+        if not mode.separate and run.booster == "distillation":
+            first = run_of(_teacher(reading), seed, mode)
+            trees.setdefault(trunk_of(first), _Tree()).teach(first, run, reading)
+        elif mode.separate or not forks(run):
+            tasks.append(Task(None, (Branch(run, (reading,)),)))
+        else:
+            trees.setdefault(trunk_of(run), _Tree()).read(run, reading)
+    return [Task(trunk, tree.branches()) for trunk, tree in trees.items()] + tasks
+
+
+class _Tree:
+    """What grows from one trunk: branches that differ in the number of cycles alone are one, the longest."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Settings, list[Settings]] = {}
+        self.readings: dict[Settings, list[Reading]] = {}
+        self.students: list[tuple[Settings, Settings, Reading]] = []
+
+    def read(self, run: Settings, *readings: Reading) -> None:
+        """Train `run`, or a longer one, and read these off it."""
+        self.runs.setdefault(_any_length(run), []).append(run)
+        self.readings.setdefault(_any_length(run), []).extend(readings)
+
+    def teach(self, teacher: Settings, run: Settings, reading: Reading) -> None:
+        """Train `run` with the tickets of `teacher`."""
+        self.read(teacher)
+        self.students.append((_any_length(teacher), run, reading))
+
+    def branches(self) -> tuple[Branch, ...]:
+        """The forks, then those that they teach."""
+        longest = {key: max(runs, key=lambda run: run.epochs) for key, runs in self.runs.items()}
+        grown = [Branch(run, tuple(self.readings[key]), fork=True) for key, run in longest.items()]
+        taught = [Branch(run, (reading,), teacher=longest[key]) for key, run, reading in self.students]
+        return (*grown, *taught)
+
+
+def _any_length(run: Settings) -> Settings:
+    """The same for runs of which one is the beginning of the other."""
+    if run.booster != "sup-tickets" or run.criteria:
+        return run
+    return replace(run, cycles=1, epochs=start_of(run) + math.ceil(run.cycle_epochs))
+
+
+@cache
+def _default(data: str) -> Settings:
+    """What the recipe for these data says."""
+    return resolve({"data": data})
+
+
+def _teacher(student: Reading) -> Reading:
+    """The run whose tickets teach: Sup-tickets of the same settings."""
+    return Reading.of({**student.key, "booster": "sup-tickets"})
+
+
+def forks(run: Settings) -> bool:
+    """Whether a run can begin at the end of a trunk: others shape their whole training.
+
+    SWA of a dense network prunes at the last step before its cycles, which a dense trunk cannot.
+    """
+    return run.booster in ("none", "sup-tickets") or (run.booster == "swa" and run.method != "dense")
+
+
+def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
+    """The run that a reading is read off; forked, all that only combine its tickets are read off one."""
+    run = _scaled(reading.settings, mode.scale)
+    if not mode.separate and run.booster == "none":
+        run = replace(run, milestones=_shares(drops(run), run.epochs), milestones_of="training")
+    elif not mode.separate and run.booster in ("sup-tickets", "ensemble"):
+        default = _default(run.data)
+        kept = {name: getattr(default, name) for name in AVERAGING}
+        run = replace(run, **kept, booster="sup-tickets")
+    return replace(run, seed=seed, keep_tickets=run.cyclic, **dict(mode.changes))
+
+
+def trunk_of(run: Settings) -> Settings:
+    """The normal phase of a run, as a run of its own: it ends where the cycles begin, or would begin."""
+    default, epochs = _default(run.data), start_of(run)
+    forgotten = (*CYCLES, *AVERAGING, "explore_rate", "keep_tickets")
+    kept = {name: getattr(default, name) for name in forgotten}
+    milestones = _shares([drop for drop in drops(run) if drop <= epochs], epochs)
+    plain = replace(run, **kept, booster="none", epochs=epochs)
+    return replace(plain, milestones=milestones, milestones_of="training")
+
+
+def start_of(run: Settings) -> int:
+    """The epochs before the cycles; without cycles, before those that a booster would have."""
+    return run.epochs - math.ceil(run.cycles * run.cycle_epochs)
+
+
+def drops(run: Settings) -> list[int]:
+    """The epochs after which the rate drops; in a run without cycles those of its twin with cycles."""
+    base = run.epochs if run.milestones_of == "training" else start_of(run)
+    return [int(fraction * base) for fraction in run.milestones]
+
+
+def _shares(drops: Iterable[int], epochs: int) -> tuple[float, ...]:
+    """Fractions of so many epochs that give these drops, rounded down."""
+    shares = (drop / epochs for drop in drops)
+    return tuple(
+        s if int(s * epochs) == d else math.nextafter(s, 2) for s, d in zip(shares, drops, strict=True)
+    )
+
+
+def _scaled(settings: Settings, scale: float) -> Settings:
+    """A shorter training with as many cycles; a cycle has one epoch at least, the rest before it two."""
+    if scale == 1:
+        return settings
+    cycle = max(round(settings.cycle_epochs * scale), 1)
+    start = max(round(start_of(settings) * scale), 2)
+    return replace(
+        settings,
+        epochs=start + settings.cycles * cycle,
+        cycle_epochs=float(cycle),
+        warmup_epochs=settings.warmup_epochs * scale,
+        prune_epochs=settings.prune_epochs * scale,
+        interval=max(round(settings.interval * scale), 1),
+    )

@@ -1,0 +1,135 @@
+"""`reproduce`: from names of experiments to their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from suptickets.data import load_data
+from suptickets.errors import SparsityError, whole
+from suptickets.experiments.averages import located
+from suptickets.experiments.cells import Cell, experiment, select
+from suptickets.experiments.estimate import cost, tree
+from suptickets.experiments.plan import TOGETHER, Mode, Reading, Task, plan, readings, seeds_of, wanted
+from suptickets.experiments.results import notes, table
+from suptickets.experiments.runner import Compare, Grow, Runner
+from suptickets.experiments.store import Results, Store
+from suptickets.report.measures import measure
+from suptickets.training.progress import print_plain
+from suptickets.training.settings import build, resolve
+
+
+def reproduce(
+    names: Sequence[str],
+    data_dir: str | None = None,
+    seeds: int | None = None,
+    cells: str = "",
+    jobs: int = 1,
+    executor: str = "local",
+    scale: float = 1.0,
+    dry_run: bool = False,
+    separate: bool = False,
+    out: str | Path = "results",
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Compute tables and figures of the paper; what the store in `out` has is not computed again.
+
+    Args:
+        names: of experiments, see `suptickets list experiments`.
+        data_dir: where the data are; ImageNet there, or in its folder `imagenet`.
+        seeds: runs of each cell, from seed 1; by default as many as in the paper.
+        cells: a filter, such as `sparsity=0.95,method=rigl`.
+        jobs: how many processes work at a time.
+        executor: `local` processes, `slurm`, or `debug`: in this process.
+        scale: shortens the training, for a trial.
+        dry_run: only say what would be done, and what it costs.
+        separate: every cell has runs of its own, as in the paper, instead of forks of common trunks.
+        out: the folder of the results; runs are kept in its `runs`.
+        changes: settings other than the paper's for all runs, for a trial.
+
+    Returns:
+        `experiment`, `mode`, and `cells`: settings, measure, the paper's number and ours (mean, sd, runs) of
+        each; what a reader must know, and what is missing, failed or damaged. Of a dry run the cost.
+    """
+    mode = Mode(scale, separate, tuple(sorted((changes or {}).items())))
+    build({**resolve({}).as_dict(), **dict(mode.changes)})
+    names = list(dict.fromkeys(names))
+    chosen = select([cell for name in names for cell in experiment(name).table], cells)
+    seeds = None if seeds is None else whole("--seeds", seeds)
+    store, runner = Store(out), Runner(out, executor, jobs)
+    records = store.read()
+    for line in store.damaged:
+        print_plain(f"{line} is damaged: skipped, and left as it is")
+    about = {"experiment": " ".join(names), "mode": str(mode)}
+    if dry_run:
+        tasks = _tasks(chosen, seeds, Results(records, mode), mode)
+        Console(stderr=True).print(tree(tasks))
+        return {**about, **cost(tasks, records)}
+    missing = _missing(chosen, seeds, Results(records, mode), mode, data_dir)
+    there = [cell for cell in chosen if cell.data not in missing]
+    runner.run(
+        [Grow(mode, str(out), data_dir, task) for task in _tasks(there, seeds, Results(records, mode), mode)]
+    )
+    runner.run([Compare(mode, str(out), data_dir, *pair) for pair in _together(there, seeds, store, mode)])
+    found = table(chosen, Results(store.read(), mode), seeds)
+    told = {"missing": list(missing.values()), "failed": runner.failed, "damaged": store.damaged}
+    return {**about, "cells": found, "notes": notes(mode), **told}
+
+
+def _tasks(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode) -> list[Task]:
+    """The plan for what is not in the store."""
+    return plan([pair for pair in wanted(cells, seeds) if pair not in results], mode)
+
+
+def _missing(
+    cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode, data_dir: str | None
+) -> dict[str, str]:
+    """Data that are needed and not there, and why; refuses if nothing is left to do without them."""
+    tasks = _tasks(cells, seeds, results, mode)
+    settings = {branch.settings.data: branch.settings for task in tasks for branch in task.branches}
+    missing = {}
+    for name, run in settings.items():
+        try:
+            load_data(name, located(run, data_dir).data_dir, run.workers)
+        except SparsityError as error:
+            missing[name] = f"without {name}: {error}"
+    if missing and len(missing) == len(settings):
+        raise SparsityError(next(iter(missing.values())))
+    for line in missing.values():
+        print_plain(line)
+    return missing
+
+
+def _together(
+    cells: Sequence[Cell], seeds: int | None, store: Store, mode: Mode
+) -> list[tuple[Reading, tuple[int, ...]]]:
+    """The readings of several seeds at once, whose runs are all there."""
+    results, pairs = Results(store.read(), mode), {}
+    for cell in (cell for cell in cells if cell.booster == TOGETHER):
+        reading, count = readings(cell)[0], seeds_of(cell, seeds)
+        if count > 1 and all((seed, reading) in results for seed in range(1, count + 1)):
+            pairs[reading] = tuple(range(1, count + 1))
+    return list(pairs.items())
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    """For a person: every cell in a row, or what a dry run found."""
+    if "cells" not in result:
+        found = f"{result['runs']:,} runs, {result['epochs']:,} epochs, {result['flops']:.3g} FLOPs"
+        return console.print(f"{found}, about {result['hours']:.3g} hours (an estimate, one run at a time)")
+    shown = Table(box=None, pad_edge=False)
+    for name in ("cell", "measure", "paper", "ours", "runs"):
+        shown.add_column(name, justify="left" if name in ("cell", "measure") else "right", overflow="fold")
+    for cell in result["cells"]:
+        paper, ours, written = cell["paper"] or {}, cell["ours"] or {}, measure(cell["measure"]).bare
+        what = " ".join(str(value) for value in cell["settings"].values())
+        theirs = written(paper.get("mean"), paper.get("deviation"))
+        own = written(ours.get("mean"), ours.get("sd"))
+        shown.add_row(what, cell["measure"], theirs, own, str(ours.get("runs", "")))
+    console.print(shown)
+    for line in [*result["notes"], *(f"failed: {line}" for line in result["failed"])]:
+        console.print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,208 @@
+"""From results to the paper's tables: every cell with the paper's number and ours, and the page of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, pstdev, stdev
+from typing import TYPE_CHECKING, Any
+
+from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, experiment
+from suptickets.experiments.estimate import about_model, layers_of
+from suptickets.experiments.plan import TOGETHER, Mode, Reading, readings, together_key
+from suptickets.experiments.store import Results, Store, only_mode
+from suptickets.measure.significance import kolmogorov_smirnov
+from suptickets.report import (
+    FIGURES,
+    CellResult,
+    Ours,
+    Paper,
+    best_among,
+    better_than,
+    experiment_page,
+    write_page,
+)
+from suptickets.report.colours import series
+from suptickets.report.document import Page, Plot
+from suptickets.schedules import cycles
+from suptickets.training.settings import resolve
+
+if TYPE_CHECKING:
+    from suptickets.report.chart import Chart
+
+UNSHOWN = ("experiment", "measure", *VARIATIONS)
+
+FORKED = (
+    "Forked: runs share their training until the cycles begin, so plain runs drop the rate where those with "
+    "cycles do."
+)
+SEPARATE = "Separate: every cell has runs of its own, as in the paper."
+
+
+def table(cells: Iterable[Cell], results: Results, seeds: int | None = None) -> list[dict[str, Any]]:
+    """Each cell: settings, measure, the paper's number, and ours (none where there is no result yet)."""
+    return [_row(cell, ours(cell, results, seeds)) for cell in cells]
+
+
+def _row(cell: Cell, found: Ours | None) -> dict[str, Any]:
+    what = {key: value for key, value in cell.as_dict().items() if key not in ("experiment", "measure")}
+    paper = None if cell.paper is None else {"mean": cell.paper.mean, "deviation": cell.paper.deviation}
+    return {
+        "experiment": cell.experiment,
+        "settings": {key: list(value) if isinstance(value, tuple) else value for key, value in what.items()},
+        "measure": cell.measure,
+        "paper": paper,
+        "ours": None if found is None else found._asdict(),
+    }
+
+
+def ours(cell: Cell, results: Results, seeds: int | None = None) -> Ours | None:
+    """Mean, deviation and number of our runs; of the first so many seeds if told."""
+    if cell.of == "model":
+        value = about_model(cell)
+        return None if value is None else Ours(value, None, 0)
+    found = [_by_seed(results, reading, seeds) for reading in readings(cell)]
+    if cell.measure == "p_value":
+        return _p_value(*found)
+    if cell.booster == TOGETHER:
+        return _together(cell, results, found[0])
+    values = [value for value in (measured(cell, one) for one in found[0].values()) if value is not None]
+    return Ours(mean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
+
+
+def _by_seed(results: Results, reading: Reading, seeds: int | None) -> dict[int, Mapping[str, Any]]:
+    return {s: one for s, one in results.measures(reading).items() if seeds is None or s <= seeds}
+
+
+def measured(cell: Cell, measures: Mapping[str, Any]) -> float | None:
+    """The cell's number in the measures of one run."""
+    tickets = [ticket["accuracy"] for ticket in measures.get("tickets", [])]
+    if cell.ticket is not None:
+        return (
+            float(measures["tickets"][cell.ticket - 1][cell.measure]) if len(tickets) >= cell.ticket else None
+        )
+    if cell.measure in ("ticket_accuracy", "ticket_deviation"):
+        return (mean if cell.measure == "ticket_accuracy" else pstdev)(tickets) if tickets else None
+    if cell.measure in ("disagreement", "kl"):
+        value = (measures.get("diversity") or {}).get(cell.measure)
+    elif cell.measure == "layer_sparsity":
+        value = _layer_sparsity(cell, measures)
+    else:
+        value = measures.get(cell.measure)
+    return None if value is None else float(value)
+
+
+def _layer_sparsity(cell: Cell, measures: Mapping[str, Any]) -> float | None:
+    layers = {layer["name"]: layer for layer in measures.get("layers") or []}
+    chosen = [layers[name] for name in layers_of(cell.layer, layers)]
+    size = sum(layer["size"] for layer in chosen)
+    return 1 - sum(layer["nonzero"] for layer in chosen) / size if size else None
+
+
+def _p_value(with_booster: Mapping[int, Any], without: Mapping[int, Any]) -> Ours | None:
+    a, b = ([one["accuracy"] for one in side.values()] for side in (with_booster, without))
+    return Ours(kolmogorov_smirnov(a, b).p, None, min(len(a), len(b))) if min(len(a), len(b)) > 1 else None
+
+
+def _together(cell: Cell, results: Results, found: Mapping[int, Any]) -> Ours | None:
+    """Of as many seeds, from the first, as were compared."""
+    for count in range(len(found), 1, -1):
+        measures = results.find(together_key(readings(cell)[0], range(1, count + 1)), 0)
+        value = None if measures is None else measured(cell, measures)
+        if value is not None:
+            return Ours(value, None, count)
+    return None
+
+
+# ---- the page ----
+
+
+def page(name: str, records: Sequence[Mapping[str, Any]], mode: Mode, where: str = "") -> Page:
+    """The page of an experiment, from the results of one mode."""
+    own, results = experiment(name), Results(records, mode)
+    cells = [(cell, ours(cell, results)) for cell in own.cells(where)]
+    return experiment_page(
+        own.title,
+        own.place,
+        [_shown(*cell) for cell in cells],
+        figure=_schedule if name == "schedule" else FIGURES.get(name),
+        mark=better_than(method="dense") if name == "granet-vs-dense" else best_among("booster"),
+        notes=notes(mode),
+        command=_command(name, mode, where),
+    )
+
+
+def write_pages(
+    store: str | Path,
+    names: Sequence[str] = (),
+    out: str | Path | None = None,
+    *,
+    format: str = "html",
+    scale: float | None = None,
+    separate: bool | None = None,
+) -> list[Path]:
+    """Report on a store: one file for each experiment (by default each that has a result of ours).
+
+    Results of different modes do not go into one table: `scale` and `separate` say which are meant.
+    """
+    records = [
+        r for r in Store(store).read() if scale in (None, r["scale"]) and separate in (None, r["separate"])
+    ]
+    mode, place = only_mode(records), Path(out or store)
+    pages = {name: page(name, records, mode) for name in names or _with_results(records, mode)}
+    files = [place / (name if format in ("png", "svg") else f"{name}.{format}") for name in pages]
+    written = zip(pages.values(), files, strict=True)
+    return [path for one, file in written for path in write_page(one, file, format=format)]
+
+
+def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
+    results = Results(records, mode)
+    trained = {name: [c for c in own.table if c.of != "model"] for name, own in EXPERIMENTS.items()}
+    return [name for name, cells in trained.items() if any(ours(cell, results) for cell in cells)]
+
+
+def notes(mode: Mode) -> list[str]:
+    """What a reader of the numbers must know."""
+    trial = f"A trial ({mode}): its numbers are not comparable with the paper's."
+    return [SEPARATE if mode.separate else FORKED, *([trial] if mode.trial else [])]
+
+
+def _command(name: str, mode: Mode, where: str) -> str:
+    parts = ["suptickets reproduce", name, f"--cells {where}" if where else ""]
+    parts += [f"--scale {mode.scale:g}" if mode.scale != 1 else "", "--separate" if mode.separate else ""]
+    return " ".join(filter(None, parts))
+
+
+def _shown(cell: Cell, found: Ours | None) -> CellResult:
+    """As the report takes it: what the experiment varies in words."""
+    what = {key: value for key, value in cell.as_dict().items() if key not in UNSHOWN}
+    variation = ", ".join(f"{key.replace('_', ' ')} {_words(value)}" for key, value in cell.variation)
+    paper = None if cell.paper is None else Paper(cell.paper.mean, cell.paper.deviation)
+    return CellResult(
+        {key: _words(v) if isinstance(v, tuple) else v for key, v in what.items()},
+        variation,
+        cell.measure,
+        paper,
+        found,
+    )
+
+
+def _words(value: Any) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _schedule(cells: Sequence[CellResult]) -> list[Plot]:
+    """The paper's drawing: the learning rate in the cycles, a line for each shape."""
+    recipe = resolve({"data": "cifar100"})
+    steps = 50  # drawn of an epoch
+    length = round(recipe.cycle_epochs * steps)
+
+    def draw(chart: Chart) -> None:
+        chart.axis_names("Learning rate", "epochs in the cycles")
+        x = [n / steps for n in range(1, recipe.cycles * length + 1)]
+        for place, cell in enumerate(cells):
+            shape = cell.variation.split()[-1]
+            rate = cycles(shape, length, recipe.lr_low, recipe.lr_high)
+            chart.line(x, [rate(n) for n in range(1, len(x) + 1)], series(place), name=shape)
+
+    return [Plot("schedule", "Learning rate", draw)]

@@ -1,0 +1,138 @@
+"""The store of results: JSON lines in a folder, one for each finished reading of each seed.
+
+There is a file for each data set and model. Lines are only ever added, under a lock that the kernel releases
+when a process dies, and brought to the disk: several writers are safe, and two stores are merged by joining
+their files. A line that cannot be read is skipped and told, never removed; a line that was cut off does not
+spoil the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from suptickets.errors import SparsityError
+from suptickets.experiments.plan import Mode, Reading
+
+NEEDED = {"cell", "seed", "scale", "separate", "changes", "measures"}
+
+
+class Store:
+    """Reads and adds results."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Nothing is created before the first result."""
+        self.folder = Path(folder)
+        self.damaged: list[str] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All results; `damaged` tells which lines could not be read."""
+        self.damaged = []
+        files = sorted(self.folder.glob("*.jsonl")) if self.folder.is_dir() else []
+        return [record for file in files for record in self._read(file)]
+
+    def _read(self, file: Path) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(_lines(file), 1):
+            record = _record(line)
+            if record is not None:
+                yield record
+            elif line.strip():
+                self.damaged.append(f"{file}, line {number}")
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a result; it is on the disk when this returns."""
+        cell = record["cell"]
+        file = self.folder / f"{cell['data']}-{cell['model']}.jsonl"
+        text = json.dumps(record, sort_keys=True).encode() + b"\n"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with file.open("ab+") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                _append(stream.fileno(), text)
+        except OSError as error:
+            raise SparsityError(f"cannot write {file} ({error.strerror}): choose another --out") from error
+
+
+def _append(file: int, text: bytes) -> None:
+    """After a line that was cut off comes a new one."""
+    size = os.fstat(file).st_size
+    whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
+    os.write(file, text if whole else b"\n" + text)
+    os.fsync(file)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise SparsityError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        record = json.loads(line)
+        if isinstance(record, dict) and record.keys() >= NEEDED and isinstance(record["measures"], dict):
+            return record
+    return None
+
+
+class Results:
+    """What a store holds for one mode: the measures of a reading, by seed."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]], mode: Mode) -> None:
+        """Of two results for the same reading and seed, the later one counts."""
+        self.records: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for record in records:
+            if mode_of(record) == mode:
+                self.records.setdefault(_text(record["cell"]), {})[record["seed"]] = record["measures"]
+
+    def __contains__(self, wanted: tuple[int, Reading]) -> bool:
+        """Whether the reading is there for the seed."""
+        seed, reading = wanted
+        return self.find(reading.key, seed) is not None
+
+    def find(self, key: Mapping[str, Any], seed: int) -> Mapping[str, Any] | None:
+        """The measures of a key and a seed, if there are."""
+        return self.records.get(_text(key), {}).get(seed)
+
+    def measures(self, reading: Reading) -> dict[int, Mapping[str, Any]]:
+        """By seed, from the first."""
+        return dict(sorted(self.records.get(_text(reading.key), {}).items()))
+
+
+def mode_of(record: Mapping[str, Any]) -> Mode:
+    """How a result was computed."""
+    return Mode(record["scale"], record["separate"], tuple(sorted(record["changes"].items())))
+
+
+def only_mode(records: Sequence[Mapping[str, Any]]) -> Mode:
+    """The mode of all these results; refuses a mixture."""
+    modes = sorted({str(mode_of(record)) for record in records})
+    if len(modes) > 1:
+        found = "; ".join(modes)
+        raise SparsityError(f"these do not go into one table ({found}): say which with --scale, --separate")
+    if not records:
+        raise SparsityError("there are no results yet: run suptickets reproduce")
+    return mode_of(records[0])
+
+
+def _text(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Hold a lock, if nobody else does; the kernel releases it when this process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

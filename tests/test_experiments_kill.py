@@ -1,0 +1,224 @@
+"""Runners that are killed, that meet on one store, and that give their work to other processes."""
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from experiments_tiny import data, run
+
+from suptickets.experiments.runner import Runner
+from suptickets.experiments.store import Store
+
+TESTS = Path(__file__).parent
+CELLS = "data=cifar10,method=rigl,method=set"
+WANTED = 12  # two methods, three sparsities, with and without Sup-tickets
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory) -> Path:
+    return data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def start(where, tmp_path):
+    """Starts runners on the store `r`, and ends those that are left."""
+    started = []
+
+    def begin(executor="debug", jobs=1, cells=CELLS, **variables):
+        paths = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **variables}
+        arguments = [str(where), str(tmp_path / "r"), executor, str(jobs), "vgg16", cells]
+        command = [sys.executable, str(TESTS / "experiments_tiny.py"), *arguments]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def lines(tmp_path) -> list[str]:
+    files = sorted((tmp_path / "r").glob("*.jsonl"))
+    return [line for file in files for line in file.read_text().splitlines()]
+
+
+def wait_for(condition, seconds=90):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "nothing happened"
+        time.sleep(0.02)
+
+
+def each_once(tmp_path, wanted=WANTED):
+    store = Store(tmp_path / "r")
+    found = Counter((str(one["cell"]), one["seed"]) for one in store.read())
+    assert not store.damaged and len(found) == wanted and set(found.values()) == {1}
+
+
+def finished(tmp_path) -> dict[Path, int]:
+    """When each run ended that has ended."""
+    return {path: path.stat().st_mtime_ns for path in (tmp_path / "r" / "runs").glob("forked/*/summary.json")}
+
+
+def test_a_killed_runner_loses_nothing_and_repeats_nothing(start, where, tmp_path):
+    process = start()
+    wait_for(lambda: len(lines(tmp_path)) >= 4)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before, runs = lines(tmp_path), finished(tmp_path)
+    assert 4 <= len(before) < WANTED
+    found = run("vgg16", where, tmp_path / "r", CELLS)
+    assert not found["failed"] and all(one["ours"]["runs"] == 1 for one in found["cells"])
+    each_once(tmp_path)
+    assert set(before) < set(lines(tmp_path))
+    assert runs.items() <= finished(tmp_path).items()
+
+
+def test_two_runners_on_one_store_share_the_work(start, tmp_path):
+    ready = [tmp_path / "a", tmp_path / "b"]
+    both = [start(READY=str(file)) for file in ready]
+    wait_for(lambda: all(file.exists() for file in ready))
+    for file in ready:
+        file.unlink()
+    output = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], output
+    each_once(tmp_path)
+    done = [sum(line.endswith("left)") and ": done" in line for line in text.splitlines()) for text in output]
+    assert sum(done) == WANTED // 2 and min(done) >= 1, output
+
+
+def test_local_processes_outlive_their_runner_and_the_next_one_waits_for_them(start, tmp_path):
+    """The runner is killed while they work; the next one finds their results."""
+    cells = "data=cifar10,method=rigl,sparsity=0.9"
+    process = start("local", 2, cells)
+    wait_for(lambda: any((tmp_path / "r" / "runs" / "forked").glob("*/config.json")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    runs = finished(tmp_path)
+    again = start("local", 2, cells)
+    output = again.communicate(timeout=120)[1]
+    assert again.returncode == 0, output
+    each_once(tmp_path, 2)
+    assert runs.items() <= finished(tmp_path).items()
+
+
+class Dies:
+    """An executor whose processes die without a word, the first so many times."""
+
+    def __init__(self, times):
+        self.times, self.paths = times, SimpleNamespace(stderr="the log")
+
+    def submit(self, job):
+        self.times -= 1
+        self.job = job
+        return self
+
+    def done(self):
+        return True
+
+    def result(self):
+        if self.times >= 0:
+            raise RuntimeError("no result")
+        return self.job()
+
+
+@pytest.mark.parametrize(("times", "fails"), [(0, False), (2, False), (3, True)])
+def test_a_process_that_dies_is_replaced_twice(where, tmp_path, monkeypatch, times, fails):
+    monkeypatch.setattr(Runner, "_executor", lambda self: nullcontext(Dies(times)))
+    found = run("vgg16", where, tmp_path / "r", "data=cifar10,method=rigl,sparsity=0.9")
+    assert [one["ours"] is None for one in found["cells"]] == [fails] * 2
+    assert ["its process died 3 times, see the log" in line for line in found["failed"]] == [True] * fails
+
+
+# ---- Slurm ----
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A real Slurm of one node, with authentication of its own, where its programs are installed."""
+    programs = [shutil.which(name) for name in ("munged", "slurmctld", "slurmd", "sbatch", "mungekey")]
+    if not all(programs) or getpass.getuser() != "root":
+        pytest.skip("needs root, and Slurm: apt-get install slurmctld slurmd slurm-client munge")
+    place, host = Path(tempfile.mkdtemp(prefix="slurm-")), socket.gethostname().partition(".")[0]
+    place.chmod(0o755)
+    keys = [f"--key-file={place}/key", f"--socket={place}/munge"]
+    logs = [f"--{name}={place}/munged.{name[:3]}" for name in ("log-file", "pid-file", "seed-file")]
+    subprocess.run(["mungekey", "--create", f"--keyfile={place}/key"], check=True)
+    known = {"place": place, "host": host, "cpus": os.cpu_count(), "ports": free_ports(2)}
+    (place / "slurm.conf").write_text(CONFIGURATION.format(**known))
+    monkeypatch.setenv("SLURM_CONF", str(place / "slurm.conf"))
+    servers = [
+        subprocess.Popen(["munged", "--foreground", "--force", *keys, *logs], stderr=subprocess.DEVNULL),
+        subprocess.Popen(["slurmctld", "-D", "-c"], stderr=subprocess.DEVNULL),
+        subprocess.Popen(["slurmd", "-D", "-N", host], stderr=subprocess.DEVNULL),
+    ]
+    try:
+        wait_for(lambda: b"idle" in subprocess.run(["sinfo"], capture_output=True).stdout, 30)
+        yield
+    finally:
+        for server in reversed(servers):
+            server.terminate()
+            server.wait()
+        shutil.rmtree(place)
+
+
+def free_ports(count) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+AuthInfo=socket={place}/munge
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmctldPidFile={place}/slurmctld.pid
+SlurmdPidFile={place}/slurmd.pid
+SlurmdSpoolDir={place}/spool
+StateSaveLocation={place}/state
+SlurmctldLogFile={place}/slurmctld.log
+SlurmdLogFile={place}/slurmd.log
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def test_slurm_does_the_same(slurm, start, tmp_path):
+    process = start("slurm", 2, "data=cifar10,method=rigl,sparsity=0.9,sparsity=0.8")
+    output = process.communicate(timeout=200)[1]
+    assert process.returncode == 0, output
+    each_once(tmp_path, 4)
+    assert output.count(": done") == 2
+
+
+def test_without_slurm_it_says_so(where, tmp_path, monkeypatch):
+    from suptickets.errors import SparsityError
+
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SparsityError, match="there is no Slurm here .*: use --executor local"):
+        run("vgg16", where, tmp_path / "r", "data=cifar10,method=rigl,sparsity=0.9", executor="slurm")

@@ -1,0 +1,178 @@
+"""From cells to runs: what is shared, what it costs, what is refused."""
+
+from dataclasses import replace
+
+import pytest
+from experiments_tiny import run as reproduce_tiny
+
+from suptickets.errors import SparsityError
+from suptickets.experiments import EXPERIMENTS, select
+from suptickets.experiments.estimate import about_model, cost
+from suptickets.experiments.plan import Mode, Reading, drops, plan, run_of, trunk_of, wanted
+from suptickets.experiments.reproduction import reproduce
+from suptickets.training.build import learning_rate
+
+FORKED, SEPARATE = Mode(), Mode(separate=True)
+ABLATIONS = ["averaging", "cycle-length", "lr-schedules", "large-lr", "batch-norm", "uncertainty", "ensemble"]
+
+
+def tasks(names, where="", mode=FORKED, seeds=1):
+    cells = select([cell for name in names for cell in EXPERIMENTS[name].table], where)
+    return plan(wanted(cells, seeds), mode)
+
+
+def epochs(*arguments, **options):
+    return sum(task.epochs for task in tasks(*arguments, **options))
+
+
+def test_the_main_table_shares_its_trunks():
+    """18 trunks of 226 epochs with two finishes of 24 each, and two dense runs, for 38 runs of 250."""
+    assert epochs(["vgg16"], mode=SEPARATE) == 38 * 250
+    assert epochs(["vgg16"]) == 18 * (226 + 2 * 24) + 2 * 250 <= 0.6 * 38 * 250
+
+
+def test_the_ablations_share_even_more():
+    alone = sum(epochs([name], "model=vgg16", SEPARATE) for name in ABLATIONS)
+    assert alone == (21 + 12 + 9 + 2 + 38 + 12 + 12) * 250
+    assert epochs(ABLATIONS, "model=vgg16") <= 0.25 * alone
+
+
+def test_a_table_from_other_tables_trains_nothing_of_its_own():
+    tables = ["vgg16", "resnet50", "wrn28-10"]
+    assert epochs([*tables, "granet-vs-dense"]) == epochs(tables)
+
+
+def test_fewer_cycles_are_the_beginning_of_more():
+    (task,) = tasks(["ticket-count-extended"], "model=vgg16,sparsity=0.9")
+    (branch,) = task.branches
+    assert (task.trunk.epochs, branch.settings.cycles, branch.settings.epochs) == (226, 9, 298)
+    assert sorted(reading.settings.cycles for reading in branch.readings) == [3, 6, 9]
+
+
+def test_averages_train_nothing():
+    (task,) = tasks(["averaging"], "model=vgg16,sparsity=0.9")
+    (branch,) = task.branches
+    assert len(branch.readings) == 7 and task.epochs == 250
+
+
+def test_the_teachers_are_the_tickets_of_a_branch():
+    (task,) = tasks(["distillation"], "data=cifar10,method=set,sparsity=0.9")
+    fork, student = task.branches
+    assert student.teacher == fork.settings and fork.settings.keep_tickets and not student.fork
+    assert task.epochs == 250 + 250
+    alone = tasks(["distillation"], "data=cifar10,method=set,sparsity=0.9,booster=distillation", SEPARATE)
+    assert [one.epochs for one in alone] == [2 * 250]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.1, 0.037, 0.01])
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_a_branch_goes_on_as_its_trunk_began(name, scale):
+    """At every step before the fork, trunk and branch have the same learning rate; the fork is an epoch."""
+    for task in tasks([name], mode=Mode(scale)):
+        for branch in task.branches:
+            if not branch.fork:
+                continue
+            trunk, steps = learning_rate(task.trunk, 7), task.trunk.epochs * 7
+            own = learning_rate(branch.settings, 7)
+            assert [trunk(n) for n in range(1, steps + 1)] == [own(n) for n in range(1, steps + 1)]
+            added = branch.settings.epochs - task.trunk.epochs
+            assert (
+                added == branch.settings.cycles * branch.settings.cycle_epochs or not branch.settings.cyclic
+            )
+            assert added >= 1 and task.trunk == trunk_of(branch.settings)
+
+
+def test_plain_runs_drop_where_those_with_cycles_do_and_alone_where_the_paper_says():
+    reading = Reading.of(
+        {"data": "cifar10", "model": "vgg16", "method": "set", "sparsity": 0.9, "booster": "none"}
+    )
+    forked, alone = (run_of(reading, 1, mode) for mode in (Mode(), SEPARATE))
+    assert drops(forked) == [113, 169] and forked.epochs == alone.epochs == 250
+    rate = learning_rate(alone, 1)
+    assert [n for n in range(1, 250) if rate(n + 1) < rate(n)] == [125, 187]
+
+
+def test_what_has_no_effect_makes_no_other_reading():
+    same = {"data": "cifar100", "model": "vgg16", "method": "rigl", "sparsity": 0.9, "booster": "sup-tickets"}
+    assert Reading.of({**same, "rule": "cia", "beta": 0.3}) == Reading.of({**same, "cycle_epochs": 8})
+    assert Reading.of({**same, "rule": "cima", "beta": 0.3}) != Reading.of({**same, "rule": "cima"})
+    ensemble = {**same, "booster": "ensemble"}
+    assert Reading.of({**ensemble, "rule": "caa"}) == Reading.of(ensemble) != Reading.of(same)
+
+
+def test_the_key_of_a_reading_survives_new_settings():
+    """The store is read by versions with more settings: its keys name only what the paper varies."""
+    reading = Reading.of(EXPERIMENTS["variance"].table[0].settings())
+    other = Reading(replace(reading.settings, workers=7, explore_rate=0.25))
+    assert reading.key == other.key
+    assert reading.key["criteria"] == ["largest:gradient", "magnitude:random", "magnitude:random"]
+
+
+def test_seeds_are_the_papers_unless_told():
+    assert {task.seed for task in tasks(["significance"], "method=rigl", seeds=None)} == set(range(1, 16))
+    assert {task.seed for task in tasks(["imagenet"], "method=rigl", seeds=None)} == {1}
+    assert {task.seed for task in tasks(["vgg16"], "method=rigl", seeds=2)} == {1, 2}
+
+
+def test_the_dry_run_tells_the_cost_and_needs_nothing(tmp_path, capsys):
+    found = reproduce(["vgg16"], seeds=2, cells="sparsity=0.95,method=rigl", dry_run=True, out=tmp_path / "r")
+    assert found["runs"] == 2 * 2 * 3 and found["epochs"] == 2 * 2 * 274
+    dense = 3 * 2 * 313_200_000 * 50_000 * found["epochs"]  # VGG-16: 0.63 GFLOPs a forward pass
+    assert 0.05 * dense < found["flops"] < 0.3 * dense and 0 < found["hours"] < 10
+    shown = capsys.readouterr().err
+    assert "cifar10 vgg16 rigl 0.95: 226 epochs, seeds 1 to 2" in shown and "plain finish: 24 epochs" in shown
+    assert "sup-tickets (3 cycles of 8, triangle to 0.005): 24 epochs" in shown
+    assert not (tmp_path / "r").exists()
+
+
+def test_separate_runs_cost_more():
+    forked, alone = (cost(tasks(["vgg16"], "method=rigl", mode)) for mode in (Mode(), SEPARATE))
+    assert forked["flops"] < 0.6 * alone["flops"] and forked["hours"] < 0.6 * alone["hours"]
+
+
+def test_hours_come_from_the_store_where_it_has_some():
+    few = tasks(["vgg16"], "method=rigl,sparsity=0.9,data=cifar10")
+    cell = {"model": "vgg16"}
+    record = {"cell": cell, "changes": {}, "measures": {"epochs": 250}, "seconds": 2500.0}
+    assert cost(few, [record])["hours"] == pytest.approx(274 * 10 / 3600)
+    assert cost(few, [record | {"changes": {"model": "x"}}]) == cost(few)
+
+
+def test_cells_about_the_model_need_no_run():
+    cells = {(c.measure, c.layer): c for c in EXPERIMENTS["layer-sparsity"].table if c.of == "model"}
+    assert about_model(cells["layer_parameters", "overall"]) == 25_502_912
+    assert about_model(cells["layer_parameters", "backbone"]) == 25_502_912 - 2_048_000
+    assert (
+        about_model(cells["layer_flops", "layer1.0.conv2"])
+        == cells["layer_flops", "layer1.0.conv2"].paper.mean
+    )
+    (train,) = [c for c in EXPERIMENTS["imagenet"].table if c.measure == "train_flops"]
+    assert about_model(train) == pytest.approx(train.paper.mean, rel=0.03)
+    assert about_model(EXPERIMENTS["schedule"].table[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"names": "vgg17"}, "unknown experiment 'vgg17': did you mean 'vgg16'?"),
+        ({"cells": "method=rigle"}, "unknown method 'rigle': did you mean 'rigl'?"),
+        ({"cells": "sparsety=0.9"}, "unknown key of a cell 'sparsety': did you mean 'sparsity'?"),
+        ({"cells": "method=dense,booster=sup-tickets"}, "no cell has method=dense,booster=sup-tickets"),
+        ({"seeds": 0}, "--seeds must be a whole number, at least 1, not 0"),
+        ({"scale": 0}, "--scale must be above 0 and at most 1, not 0"),
+        ({"scale": 2}, "--scale must be above 0 and at most 1, not 2"),
+        ({"jobs": 0}, "--jobs must be a whole number, at least 1, not 0"),
+        ({"executor": "slrm"}, "unknown executor 'slrm': did you mean 'slurm'?"),
+        (
+            {"changes": {"sparsity": 0.5}},
+            "sparsity belongs to the cells: choose them with --cells sparsity=...",
+        ),
+        ({"changes": {"lrr": 0.5}}, "there is no setting 'lrr': did you mean 'lr'?"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(tmp_path, arguments, message):
+    options = {"names": "vgg16", "where": tmp_path, "out": tmp_path / "r", **arguments}
+    with pytest.raises(SparsityError) as refused:
+        reproduce_tiny(**options)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
+    assert not (tmp_path / "r").exists()

@@ -1,0 +1,264 @@
+"""Experiments from end to end, tiny, on the CPU: forks, averages, tables, what goes wrong."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from experiments_tiny import CHANGES, data, run
+from safetensors.torch import load_file
+
+from suptickets.errors import SparsityError
+from suptickets.experiments import EXPERIMENTS
+from suptickets.experiments.averages import located
+from suptickets.experiments.plan import Mode, plan, wanted
+from suptickets.experiments.results import write_pages
+from suptickets.experiments.runner import fork, revision
+from suptickets.experiments.store import Results, Store
+from suptickets.training.folder import RunFolder
+from suptickets.training.train import default_folder, train
+
+MODE = Mode(0.01, False, tuple(sorted(CHANGES.items())))
+RESNET = {**CHANGES, "model": "experiments_tiny:narrow_resnet50"}
+RUNS = [
+    (" ".join(name for name in EXPERIMENTS if name != "layer-sparsity"), "", 1, CHANGES),
+    ("diversity", "", 2, CHANGES),
+    ("significance", "data=cifar10,sparsity=0.9", 2, CHANGES),
+    ("layer-sparsity", "", 1, RESNET),
+]
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory) -> Path:
+    return data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, where) -> Path:
+    """All experiments of the paper at once, in one store; two seeds where one is not enough."""
+    out = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda file: None)  # hundreds of runs
+        patch.setattr("suptickets.training.progress.print_plain", lambda line: None)
+        for names, cells, seeds, changes in RUNS:
+            found = run(names, where, out, cells, seeds, changes=changes)
+            assert not found["failed"] and not found["missing"]
+    return out
+
+
+# ---- forks ----
+
+
+def test_a_forked_branch_is_the_same_run_bit_for_bit(tmp_path, where, monkeypatch):
+    """As if trained from the trunk's checkpoint by hand, and as if trained alone from its first step."""
+    trained, log = [], RunFolder.log
+    monkeypatch.setattr(RunFolder, "log", lambda self, line: (trained.append(line["epoch"]), log(self, line)))
+    run("averaging", where, tmp_path / "r", "model=vgg16,sparsity=0.9,rule=cia")
+    cells = EXPERIMENTS["averaging"].cells("model=vgg16,sparsity=0.9,rule=cia")
+    (task,) = plan(wanted(cells, 1), MODE)
+    settings = located(task.branches[0].settings, str(where))
+    trunk, forked = (
+        RunFolder(tmp_path / "r/runs/forked" / default_folder(s).name) for s in (task.trunk, settings)
+    )
+    fork(trunk, RunFolder(tmp_path / "by-hand"))
+    train(settings, tmp_path / "by-hand")
+    train(settings, tmp_path / "alone")
+    summary = same_parts(forked)
+    for other in (RunFolder(tmp_path / "by-hand"), RunFolder(tmp_path / "alone")):
+        assert same_parts(other) == summary and len(summary["tickets"]) == 3 and summary["start"]
+        assert len(other.singles()) == 3
+        for ours, theirs in zip(
+            [forked.ticket, *forked.singles()], [other.ticket, *other.singles()], strict=True
+        ):
+            a, b = load_file(ours), load_file(theirs)
+            assert a.keys() == b.keys() and all(a[key].equal(b[key]) for key in a)
+    lines = [line["epoch"] for line in map(json.loads, forked.metrics.read_text().splitlines())]
+    assert lines == [1, 2, 3, 4, 5]
+
+
+def test_a_branch_that_was_cut_off_goes_on_from_its_own_checkpoint(tmp_path, where, monkeypatch):
+    trained, log = [], RunFolder.log
+
+    def cut_off(self, line):
+        trained.append(line["epoch"])
+        if line["epoch"] == 4 and trained.count(4) == 1:
+            raise OSError("the power is gone")
+        log(self, line)
+
+    options = {"cells": "model=vgg16,sparsity=0.9,rule=cia", "changes": {**CHANGES, "checkpoint_every": 0}}
+    whole = run("averaging", where, tmp_path / "whole", **options)
+    monkeypatch.setattr(RunFolder, "log", cut_off)
+    broken = run("averaging", where, tmp_path / "r", **options)
+    assert len(broken["failed"]) == 1 and "the power is gone" in broken["failed"][0]
+    again = run("averaging", where, tmp_path / "r", **options)
+    assert trained == [1, 2, 3, 4, 4, 5] and again["cells"] == whole["cells"] and not again["failed"]
+    ours, theirs = (
+        {file.name: load_file(file) for file in out.glob("runs/forked/*sup-tickets*/**/*.safetensors")}
+        for out in (tmp_path / "r", tmp_path / "whole")
+    )
+    assert len(ours) == 4 and ours.keys() == theirs.keys()
+    assert all(ours[n][key].equal(theirs[n][key]) for n in ours for key in ours[n])
+
+
+def same_parts(folder):
+    return {k: v for k, v in folder.load_summary().items() if k not in ("run", "seconds", "command")}
+
+
+SHARED = [
+    ("averaging", "sparsity=0.9"),
+    ("batch-norm", "data=cifar100,method=rigl,sparsity=0.9,model=vgg16"),
+    ("ensemble", "data=cifar100,sparsity=0.9,model=vgg16"),
+    ("ticket-count-extended", "sparsity=0.9,model=vgg16"),
+    ("ticket-count-fixed", "sparsity=0.9"),
+    ("large-lr", "model=vgg16"),
+    ("variance", "model=vgg16"),
+    ("swa", "sparsity=0.9"),
+    ("diversity", "method=rigl"),
+]
+
+
+@pytest.mark.parametrize(("name", "cells"), SHARED, ids=[name for name, _ in SHARED])
+def test_what_is_read_off_a_fork_is_what_a_run_of_its_own_gives(where, store, name, cells):
+    """Every rule, beta, BU, ensemble, number of tickets: without training, and the same measures."""
+    run(name, where, store, cells)
+    run(name, where, store, cells, separate=True)
+    forked, alone = (Results(Store(store).read(), replace(MODE, separate=s)) for s in (False, True))
+    found = wanted(EXPERIMENTS[name].cells(cells), 1)
+    for _, reading in found:
+        a, b = forked.measures(reading)[1], alone.measures(reading)[1]
+        assert a.keys() >= {"nonzero", "tickets", "start"} and a["booster"] == reading.settings.booster
+        differing = [k for k in a.keys() & b.keys() - UNLIKE if not near(a[k], b[k])]
+        assert not differing, {key: (a[key], b[key]) for key in differing}
+    assert found
+
+
+# What need not be the same; living connections may hold a 0, which a file of values does not tell.
+UNLIKE = {"layers", "nonzero", "sparsity", "reliability"}
+
+
+def near(a, b) -> bool:
+    """Whether two measures are the same, but for rounding."""
+    if isinstance(a, float | int):
+        return a == pytest.approx(b, rel=1e-5, abs=1e-7)
+    if isinstance(a, dict):
+        return all(near(a[key], b[key]) for key in a.keys() & b.keys())
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(near, a, b))
+    return a == b
+
+
+# ---- every experiment ----
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_every_cell_of_the_paper(where, store, name):
+    """They were all run together; alone, nothing is left to do."""
+    changes = RESNET if name == "layer-sparsity" else CHANGES
+    lines = len(Store(store).read())
+    found = run(name, where, store, changes=changes)
+    assert len(Store(store).read()) == lines
+    assert len(found["cells"]) == len(EXPERIMENTS[name].table)
+    for cell, one in zip(EXPERIMENTS[name].table, found["cells"], strict=True):
+        assert one["settings"].items() >= {"data": cell.data, "sparsity": cell.sparsity}.items()
+        assert one["measure"] == cell.measure
+        assert one["paper"] == (cell.paper and {"mean": cell.paper.mean, "deviation": cell.paper.deviation})
+        several = cell.of == "seeds" or cell.measure == "learning_rate"
+        assert (one["ours"] is None) == several, one
+        assert several or one["ours"]["runs"] == (0 if cell.of == "model" else 1)
+    json.dumps(found)
+
+
+def test_what_needs_several_seeds_has_them(where, store):
+    found = run("diversity", where, store, seeds=2)
+    assert [one["ours"]["runs"] for one in found["cells"]] == [2] * 10
+    together = next(one for one in found["cells"] if one["settings"]["booster"] == "dense-ensemble")
+    assert together["ours"]["mean"] > 0 and together["ours"]["sd"] is None
+    found = run("significance", where, store, "data=cifar10,sparsity=0.9", seeds=2)
+    tests = [one["ours"] for one in found["cells"] if one["measure"] == "p_value"]
+    assert len(tests) == 2 and all(0 < one["mean"] <= 1 and one["runs"] == 2 for one in tests)
+
+
+def test_pages_are_computed_from_the_store(tmp_path, where):
+    """A page of each experiment that has results."""
+    run("vgg16", where, tmp_path / "r", "sparsity=0.9")
+    for format in ("html", "md", "tex"):
+        written = {path.name: path.read_text() for path in write_pages(tmp_path / "r", format=format)}
+        assert f"vgg16.{format}" in written and f"granet-vs-dense.{format}" in written
+        assert f"resnet50.{format}" not in written
+    html = (tmp_path / "r" / "vgg16.html").read_text()
+    assert "A trial (forked at scale 0.01" in html and "suptickets reproduce vgg16 --scale 0.01" in html
+    (drawn,) = write_pages(tmp_path / "r", ["schedule"], tmp_path / "plots", format="svg")
+    assert drawn.name == "schedule.svg" and "triangle" in drawn.read_text()
+
+
+# ---- results ----
+
+
+def test_a_result_says_all_it_depends_on(tmp_path, where):
+    run("vgg16", where, tmp_path / "r", "data=cifar10,method=rigl,sparsity=0.9,booster=sup-tickets", seeds=2)
+    first, second = Store(tmp_path / "r").read()
+    assert (first["seed"], second["seed"]) == (1, 2) and first["settings"]["seed"] == 1
+    assert first["cell"]["model"] == "vgg16" and first["settings"]["model"] == CHANGES["model"]
+    assert first["changes"] == CHANGES and first["scale"] == 0.01 and first["separate"] is False
+    assert {"python", "torch", "suptickets"} <= first["versions"].keys() and first["hardware"]
+    assert first["seconds"] > 0 and first["revision"] == revision() and first["time"].endswith("+00:00")
+    assert {"accuracy", "nll", "ece", "layers", "diversity", "tickets", "start"} <= first["measures"].keys()
+    assert len(first["measures"]["tickets"]) == 3 and "data_dir" not in first["settings"]
+
+
+def test_what_is_done_is_not_done_again(tmp_path, where):
+    filter_ = "data=cifar10,method=rigl,sparsity=0.9"
+    found = run("vgg16", where, tmp_path / "r", filter_)
+    shutil.rmtree(tmp_path / "r" / "runs")
+    lines = Store(tmp_path / "r").read()
+    assert run("vgg16 uncertainty", where, tmp_path / "r", filter_ + ",measure=accuracy") == {
+        **found,
+        "experiment": "vgg16 uncertainty",
+    }
+    assert Store(tmp_path / "r").read() == lines and len(lines) == 2
+    assert not any((tmp_path / "r" / "runs").glob("*/cifar*/"))
+    more = run("vgg16", where, tmp_path / "r", filter_, seeds=2)
+    assert [one["ours"]["runs"] for one in more["cells"]] == [2, 2]
+    assert len(Store(tmp_path / "r").read()) == 4
+
+
+def test_missing_data_are_told_and_the_rest_is_done(tmp_path, where, capsys):
+    (tmp_path / "data").mkdir()
+    shutil.copytree(where / "cifar-10-batches-py", tmp_path / "data" / "cifar-10-batches-py")
+    (tmp_path / "data" / "cifar-100-python").write_text("not a folder")
+    found = run("vgg16", tmp_path / "data", tmp_path / "r", "method=rigl,sparsity=0.9")
+    (missing,) = found["missing"]
+    assert missing.startswith("without cifar100: ") and f"{missing}\n" in capsys.readouterr().err
+    done = {one["settings"]["data"]: one["ours"] is not None for one in found["cells"]}
+    assert done == {"cifar10": True, "cifar100": False}
+    with pytest.raises(SparsityError, match=r"^without cifar100: [^\n]+$"):
+        run("vgg16", tmp_path / "data", tmp_path / "r", "method=rigl,sparsity=0.9,data=cifar100")
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, where):
+    found = run(
+        "diversity", where, tmp_path / "r", changes={**CHANGES, "model": "experiments_tiny:unchained"}
+    )
+    (failed,) = found["failed"]
+    assert "tree-net" in failed and "is no chain of modules" in failed
+    boosters = {one["settings"]["booster"] for one in found["cells"] if one["ours"]}
+    assert boosters == {"batch-ensemble", "sup-tickets"}
+
+
+def test_without_submitit_it_says_so(tmp_path, where, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(SparsityError, match="needs submitit: pip install"):
+        run("vgg16", where, tmp_path / "r", "data=cifar10,method=rigl,sparsity=0.9")
+    assert run("vgg16", where, tmp_path / "r", dry_run=True)["runs"] > 0
+
+
+def test_a_damaged_line_is_told(tmp_path, where, capsys):
+    filter_ = "data=cifar10,method=rigl,sparsity=0.9,booster=none"
+    run("vgg16", where, tmp_path / "r", filter_)
+    file = tmp_path / "r" / "cifar10-vgg16.jsonl"
+    file.write_text(file.read_text()[:-20])
+    found = run("vgg16", where, tmp_path / "r", filter_)
+    assert "line 1 is damaged: skipped, and left as it is" in capsys.readouterr().err
+    assert found["cells"][0]["ours"] and found["damaged"] == [f"{file}, line 1"]
