@@ -23,15 +23,22 @@ from suptickets.training.settings import Settings, recipes, resolve
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "schema.json").read_text())
 SHORT = ("train", "--epochs", "2", "--booster", "none", "--batch-size", "500")
-COMMANDS = ("train", "evaluate", "list", "flops")
+COMMANDS = ("train", "evaluate", "list", "flops", "report", "reproduce", "bench")
 TYPES = {
     "object": dict,
     "array": list,
     "string": str,
+    "boolean": bool,
     "integer": int,
     "number": (int, float),
     "null": type(None),
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_pages(monkeypatch) -> None:
+    """A page takes longer than such a training."""
+    monkeypatch.setattr(cli, "write_run_page", lambda run: None)
 
 
 def check(value: Any, schema: dict[str, Any]) -> None:
@@ -42,7 +49,9 @@ def check(value: Any, schema: dict[str, Any]) -> None:
         return check(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
     if "anyOf" in schema:
         return check(value, schema["anyOf"][value is None])
-    assert isinstance(value, TYPES[schema["type"]]) and not isinstance(value, bool), (value, schema)
+    assert isinstance(value, TYPES[schema["type"]]) and (
+        isinstance(value, bool) == (schema["type"] == "boolean")
+    ), (value, schema)
     if isinstance(value, dict):
         assert set(schema.get("required", ())) <= value.keys() <= schema["properties"].keys()
         assert schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", 99)
@@ -69,7 +78,12 @@ def test_outputs(capsys, tmp_path: Path) -> None:
     check(output(capsys, *SHORT, "--out", tmp_path / "b"), SCHEMA["outputs"]["train"])
     check(output(capsys, *SHORT, "--seeds", 2, "--out", tmp_path / "c"), SCHEMA["outputs"]["train --seeds"])
     check(output(capsys, "evaluate", tmp_path / "a"), SCHEMA["outputs"]["evaluate"])
+    several = output(capsys, "evaluate", tmp_path / "a", tmp_path / "b")
+    check(several, SCHEMA["outputs"]["evaluate PATH PATH"])
+    check(output(capsys, "report", tmp_path / "a", "--format", "md"), SCHEMA["outputs"]["report"])
     check(output(capsys, "flops", "--model", "vgg-small"), SCHEMA["outputs"]["flops"])
+    measured = output(capsys, "bench", "explore", "--model", "mlp", "--device", "cpu", "--rounds", 1)
+    check(measured, SCHEMA["outputs"]["bench"])
     assert SCHEMA["outputs"]["list"]["properties"].keys() == cli.LISTS.keys()
     for kind in cli.LISTS:
         listed = output(capsys, "list", kind)
@@ -136,7 +150,9 @@ def test_names_of_the_design(capsys) -> None:
     assert {"vgg16", "resnet50", "wrn28-10", "resnet50-imagenet"} <= set(listed["models"])
     assert " ".join(listed["data"]) == "digits fashion-mnist cifar10 cifar100 imagenet folder"
     assert {"digits", "paper-cifar", "published-cifar", "paper-imagenet"} <= set(listed["recipes"])
-    assert {"none", "sup-tickets"} <= set(listed["boosters"])
+    boosters = "none sup-tickets swa ensemble distillation free-tickets tree-net batch-ensemble"
+    assert " ".join(listed["boosters"]) == boosters
+    assert len(listed["experiments"]) == 21 and "vgg16" in listed["experiments"]
 
 
 def test_flops_for_people(capsys) -> None:
@@ -165,6 +181,56 @@ def test_table_at_the_end(capsys, tmp_path: Path) -> None:
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
     assert rows[1:5] == ["before the cycles", "ticket 1", "ticket 2", "superposed"]
     assert rows[5] == f"everything is in {tmp_path}"
+
+
+# ---- reports ----
+
+
+def test_train_writes_the_page_of_its_run(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.undo()  # of what keeps other tests from it
+    output(capsys, *SHORT, "--seeds", 2, "--out", tmp_path)
+    pages = [tmp_path / f"seed{seed}" / "report.html" for seed in (1, 2)]
+    assert all("<html" in page.read_text() for page in pages)
+    stamp = pages[0].stat().st_mtime_ns
+    output(capsys, *SHORT, "--out", tmp_path / "seed1")  # is done already
+    assert pages[0].stat().st_mtime_ns == stamp
+
+
+def test_a_page_that_fails_loses_no_run(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.undo()
+
+    def broken(paths: Any) -> None:
+        raise ValueError("no ink\nand no paper")
+
+    monkeypatch.setattr(cli, "write_report", broken)
+    assert cli.main([*SHORT, "--out", str(tmp_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == json.loads((tmp_path / "summary.json").read_text())
+    assert err.splitlines()[-1] == f"the report of {tmp_path} could not be written: no ink"
+
+
+def test_report(capsys, tmp_path: Path) -> None:
+    for name in "ab":
+        output(capsys, *SHORT, "--out", tmp_path / name, "--seed", ord(name))
+    page = output(capsys, "report", tmp_path / "a", "--out", tmp_path / "page.html")["path"]
+    assert page == str(tmp_path / "page.html") and "<html" in Path(page).read_text()
+    table = output(capsys, "report", tmp_path / "a", tmp_path / "b", "--format", "tex", "--out", tmp_path)
+    assert "tabular" in Path(table["path"]).read_text()
+    plots = output(capsys, "report", tmp_path / "a", "--format", "svg")["path"]
+    assert plots == str(tmp_path / "a" / "plots") and len(list(Path(plots).glob("*.svg"))) > 3
+    assert cli.main(["report", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_evaluate_for_people(capsys, tmp_path: Path) -> None:
+    for name in "ab":
+        output(capsys, *SHORT, "--out", tmp_path / name, "--seed", ord(name))
+    assert cli.main(["evaluate", str(tmp_path / "a")]) == 0
+    out = capsys.readouterr().out
+    assert "accuracy" in out and "top5" in out and "conv" in out and "reliability" not in out
+    assert cli.main(["evaluate", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    out = capsys.readouterr().out
+    assert "together" in out and "disagreement" in out and "kl" in out
 
 
 # ---- progress ----

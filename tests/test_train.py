@@ -14,6 +14,7 @@ from test_resume import assert_same, contents
 from torch import nn
 from train_worker import Server
 
+from suptickets import cli
 from suptickets.cli import main
 from suptickets.methods import METHODS
 from suptickets.models import MODELS
@@ -22,10 +23,17 @@ from suptickets.training.settings import resolve
 
 KEYS = [
     *("run", "data", "model", "method", "booster", "recipe", "seed", "epochs", "target_sparsity", "sparsity"),
-    *("nonzero", "parameters", "accuracy", "nll", "ece", "start", "tickets"),
-    *("train_flops_ratio", "test_flops_ratio", "seconds"),
+    *("nonzero", "parameters", "accuracy", "nll", "ece", "top5", "reliability", "start", "tickets"),
+    *("superposed", "ensemble", "diversity", "explored", "layers"),
+    *("train_flops_ratio", "test_flops_ratio", "seconds", "command", "versions", "hardware"),
 ]
 SHORT = ("--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--prune-epochs", 1, "--interval", 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_pages(monkeypatch) -> None:
+    """A page takes longer than such a training."""
+    monkeypatch.setattr(cli, "write_run_page", lambda run: None)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +70,12 @@ def test_every_method_trains_vgg_small(
     sparse = METHODS[method].sparse
     assert result["sparsity"] == pytest.approx(0.9 if sparse else 0, abs=1e-5)
     assert 1 - result["nonzero"] / result["parameters"] == result["sparsity"]
-    assert (result["test_flops_ratio"] < 0.5) == (result["train_flops_ratio"] < 1) == sparse
+    assert (result["test_flops_ratio"] < 0.5) == (result["train_flops_ratio"] < 1) == (method != "dense")
+    assert sum(layer["nonzero"] for layer in result["layers"]) == result["nonzero"]
+    assert (result["explored"] == 1) == (not sparse or method == "gmp")
     evaluated = run(capsys, "evaluate", tmp_path / "run")
-    assert evaluated == {key: result[key] for key in ("accuracy", "nll", "ece", "sparsity", "nonzero")}
+    same = ("accuracy", "nll", "ece", "sparsity", "nonzero", "top5", "reliability")
+    assert {key: evaluated[key] for key in same} == {key: result[key] for key in same}
 
 
 def test_the_ticket_has_exact_zeros(capsys, cifar: Path, tmp_path: Path) -> None:
@@ -160,12 +171,16 @@ def test_metrics(capsys, tmp_path: Path) -> None:
     )
     run(capsys, "train", *arguments, "--out", tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    always = ["epoch", "step", "phase", "lr", "loss", "train_accuracy", "sparsity"]
+    always = ["epoch", "step", "phase", "lr", "loss", "train_accuracy", "sparsity", "layers", "lrs"]
     tested = [*always, "test_accuracy", "test_nll", "test_ece"]
     assert [list(line) for line in lines] == [always, tested, always, tested, always]
     assert [line["phase"] for line in lines] == [*["normal"] * 3, "cycle 1 of 2", "cycle 2 of 2"]
     assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
-    assert lines[-1]["lr"] == 0.001
+    assert lines[-1]["lr"] == 0.001 and lines[-1]["lrs"] == pytest.approx(
+        [0.05 * 2 / 3 + 0.001 / 3] * 2 + [0.001]
+    )
+    assert all(line["lrs"][-1] == line["lr"] and len(line["lrs"]) == 3 for line in lines)
+    assert all(set(line["layers"]) == {"fc1", "fc2", "fc3"} for line in lines)
 
 
 def test_tickets_are_scored_before_they_are_explored(capsys, tmp_path: Path) -> None:
@@ -272,7 +287,8 @@ def test_batch_norm_of_two_processes(server, capsys, cifar: Path, tmp_path: Path
     )
     result = json.loads((tmp_path / "run" / "summary.json").read_text())
     evaluated = run(capsys, "evaluate", tmp_path / "run")
-    assert {key: result[key] for key in evaluated} == pytest.approx(evaluated, abs=1e-7)  # other batches
+    for key in ("accuracy", "nll", "ece", "sparsity", "nonzero"):
+        assert result[key] == pytest.approx(evaluated[key], abs=1e-7)  # other batches
 
 
 def test_dropout_differs_between_processes(server: Server, tmp_path: Path) -> None:

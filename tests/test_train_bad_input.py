@@ -13,12 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from make_data import cifar_folder
 from safetensors.torch import save_file
 
+from suptickets import cli
 from suptickets.cli import main
 from suptickets.training import folder as folders
 
 SHORT = ("train", "--epochs", 2, "--booster", "none", "--batch-size", 500)
+
+
+@pytest.fixture(autouse=True)
+def _no_pages(monkeypatch) -> None:
+    """A page takes longer than such a training."""
+    monkeypatch.setattr(cli, "write_run_page", lambda run: None)
 
 
 def fails(capsys, *arguments: Any, status: int = 2) -> str:
@@ -96,6 +104,16 @@ VALUES = [
     ("--resume /nowhere --out here", "leave out"),
     ("--precision fp8", "unknown precision"),
     ("--out /dev/null/run", "/dev/null"),
+    ("--criteria magnitude", "such as magnitude:gradient, not 'magnitude'"),
+    ("--criteria magnitde:random", "did you mean 'magnitude'?"),
+    ("--criteria magnitude:random magnitude:random", "one for each of the 3, not 2"),
+    ("--criteria magnitude:momentum", "use the method SNFS"),
+    ("--members 0", "--members must be at least 1"),
+    ("--booster swa --explore-rate 0.5", "swa does not explore"),
+    ("--booster tree-net --members 3 --model resnet-none", "unknown model"),
+    ("--teachers here", "use --booster distillation"),
+    ("--booster distillation --epochs 6", "at least 7 epochs"),
+    ("--milestones-of all", "unknown milestones-of"),
 ]
 
 
@@ -105,6 +123,26 @@ def test_values(capsys, tmp_path: Path, monkeypatch, flags: str, says: str) -> N
     monkeypatch.chdir(tmp_path)
     assert says in fails(capsys, "train", *flags.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_batch_too_small_for_the_members(capsys, tmp_path: Path) -> None:
+    small = ("train", "--booster", "batch-ensemble", "--batch-size", 5, "--out", tmp_path)
+    assert "use fewer members" in fails(capsys, *small)
+
+
+def test_teachers(capsys, tmp_path: Path) -> None:
+    student = ("train", "--booster", "distillation", "--out", tmp_path / "student", "--teachers")
+    assert "there is no ticket at" in fails(capsys, *student, tmp_path / "nothing")
+    assert not (tmp_path / "student").exists()
+    run = trained(tmp_path, capsys)
+    assert "know digits, not cifar10" in fails(
+        capsys, *student, run, "--data", "cifar10", "--data-dir", cifar(tmp_path), "--model", "vgg-small"
+    )
+
+
+def cifar(tmp_path: Path) -> Path:
+    cifar_folder(tmp_path / "cifar", size=6)
+    return tmp_path / "cifar"
 
 
 FILES = [

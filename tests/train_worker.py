@@ -22,8 +22,8 @@ from torch import nn
 DIE = "SUPTICKETS_TEST_DIE"  # "rank:step:signal", the step counted in this process
 
 
-class Dying(nn.Sequential):
-    """Dropout, so that the global generator matters; the signal comes in the middle of a step."""
+class Dying(nn.Module):
+    """Passes on what it gets; at the given step it signals its process, in the middle of the step."""
 
     seen = 0
 
@@ -33,14 +33,15 @@ class Dying(nn.Sequential):
             Dying.seen += 1
             if Dying.seen == step and int(os.environ.get("RANK", 0)) == rank:
                 os.kill(os.getpid(), number)
-        return super().forward(x)
+        return x
 
 
 def dying(classes: int, channels: int, size: int, width: float = 1.0) -> nn.Module:
+    """With dropout, so that the global generator matters."""
     hidden = round(24 * width)
     convolution = nn.Conv2d(channels, hidden, 3, padding=1)
-    first = (convolution, nn.BatchNorm2d(hidden), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    return Dying(*first, nn.Dropout(0.2), nn.Linear(4 * hidden, classes))
+    first = (Dying(), convolution, nn.BatchNorm2d(hidden), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    return nn.Sequential(*first, nn.Dropout(0.2), nn.Linear(4 * hidden, classes))
 
 
 class Server:
@@ -75,6 +76,7 @@ def serve() -> None:
     import suptickets.data
 
     suptickets.data.load_data("digits")  # imports scikit-learn
+    suptickets.cli.write_run_page = lambda run: None  # imports matplotlib
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)

@@ -16,20 +16,30 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from suptickets.bench import BENCHMARKS, bench, show
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
-from suptickets.errors import SparsityError, unknown
-from suptickets.measure.flops import flops
+from suptickets.errors import SparsityError, reason, unknown
+from suptickets.experiments import EXPERIMENTS
+from suptickets.experiments.reproduction import reproduce
+from suptickets.experiments.reproduction import show as show_reproduced
+from suptickets.experiments.results import write_pages
+from suptickets.experiments.store import Store
+from suptickets.measure.cost import training_flops
+from suptickets.measure.flops import Flops, flops
 from suptickets.methods import METHODS, Static
 from suptickets.models import MODELS, build_model
+from suptickets.report import FORMATS, write_report
 from suptickets.sparsify import sparsify
+from suptickets.tickets import epochs_to_steps
+from suptickets.training import build
 from suptickets.training.evaluate import evaluate
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.processes import disconnect, is_main
-from suptickets.training.progress import print_plain, result_table
-from suptickets.training.settings import BOOSTERS, Settings, flag, recipes, resolve
+from suptickets.training.progress import print_plain, result_table, score_table
+from suptickets.training.settings import BOOSTERS, CYCLIC, Settings, flag, recipes, resolve
 from suptickets.training.train import default_folder, train, train_seeds
-from suptickets.training.verdict import verdict
+from suptickets.training.verdict import SUPERPOSING, verdict
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,25 +73,67 @@ def parser() -> Parser:
     top = Parser(prog="suptickets", description="Sparse training, and Sup-tickets, in PyTorch.")
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     _train_parser(commands.add_parser("train", help="train a sparse network (no options: digits, on a CPU)"))
-    evaluating = commands.add_parser("evaluate", help="accuracy, NLL and ECE of a run or a ticket file")
-    evaluating.add_argument("path", help="a run folder, or a ticket file")
+    evaluating = commands.add_parser("evaluate", help="what networks of runs, or ticket files, are worth")
+    evaluating.add_argument("path", nargs="+", help="a run folder, or a ticket file; several are compared")
+    evaluating.add_argument(
+        "--tickets", action="store_true", help="the single tickets of runs that kept them"
+    )
     evaluating.add_argument("--data", default=None, help="data set, if not that of the run")
     evaluating.add_argument("--data-dir", default=None, help="folder with the data set's published files")
     evaluating.add_argument("--device", default="auto", help="cpu, cuda or auto")
     listing = commands.add_parser("list", help="what there is, a line each")
     listing.add_argument("kind", choices=[*LISTS], help="what to list")
-    counting = commands.add_parser("flops", help="the cost of a forward pass, before training")
+    counting = commands.add_parser("flops", help="the cost of a forward pass and of a training, beforehand")
     counting.add_argument("--model", default="vgg16", help="see `suptickets list models`")
     counting.add_argument("--sparsity", type=float, default=0.9, help="fraction of the weights that are zero")
     counting.add_argument("--distribution", default="erk", choices=[*DISTRIBUTIONS], help="over the layers")
+    counting.add_argument("--method", default="static", choices=[*METHODS], help="sparse training method")
+    counting.add_argument("--booster", default="none", choices=["none", *CYCLIC], help="of the training")
+    counting.add_argument("--recipe", default=None, choices=[*recipes()], help="of the training")
+    counting.add_argument("--epochs", type=int, default=None, help="of the training (default: the recipe's)")
     counting.add_argument("--classes", type=int, default=None, help="number of classes")
     counting.add_argument("--size", type=int, default=None, help="pixels a side of an image")
+    reporting = commands.add_parser("report", help="one self-contained page for runs")
+    reporting.add_argument("path", nargs="+", help="run folders, or folders that hold some")
+    reporting.add_argument("--out", default=None, help="file, or for plots folder (default: in the runs')")
+    reporting.add_argument("--format", default="html", choices=[*FORMATS], help="page, tables, or plots")
+    reporting.add_argument("--scale", type=float, default=None, help="of a store: results of this scale")
+    own = "of a store: results of runs of their own, or of forks"
+    reporting.add_argument("--separate", action=argparse.BooleanOptionalAction, default=None, help=own)
+    _reproduce_parser(commands.add_parser("reproduce", help="tables and figures of the paper, and ours"))
+    _bench_parser(commands.add_parser("bench", help="the project's own measurements"))
     for name, command in commands.choices.items():
         command.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
         command.set_defaults(
             run=COMMANDS[name], flags=[s for a in command._actions for s in a.option_strings]
         )
     return top
+
+
+def _reproduce_parser(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="+", help="see `suptickets list experiments`")
+    command.add_argument("--data-dir", default=None, help="folder with the data (ImageNet: or in imagenet/)")
+    command.add_argument("--seeds", type=int, default=None, help="runs of each cell (default: the paper's)")
+    command.add_argument("--cells", default="", help="only some: sparsity=0.95,method=rigl")
+    command.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
+    command.add_argument("--executor", default="local", help="local, slurm, or debug: in this process")
+    command.add_argument("--scale", type=float, default=1.0, help="shorten the training, for a trial")
+    command.add_argument("--separate", action="store_true", help="no forks: every cell has its own runs")
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and what it costs")
+    command.add_argument("--out", default="results", help="folder of the results (default: results)")
+
+
+def _bench_parser(command: argparse.ArgumentParser) -> None:
+    summaries = "; ".join(f"{name}: {entry.summary}" for name, entry in BENCHMARKS.items())
+    command.add_argument("name", choices=[*BENCHMARKS], help=summaries.replace("%", "%%"))
+    models = "the one model to measure (default: vgg16, resnet50 and wrn28-10 on a GPU, vgg16 on a CPU)"
+    command.add_argument("--model", default=None, help=models)
+    command.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    command.add_argument("--sparsity", type=float, default=0.95, help="fraction of the weights that are zero")
+    command.add_argument("--rounds", type=int, default=5, help="turns that each contender gets")
+    command.add_argument("--compile", action="store_true", help="step: the fast step on a CPU too")
+    largest = "scale: the largest network, in millions of weights (default: 500 on a GPU, 10 on a CPU)"
+    command.add_argument("--largest", type=float, default=None, help=largest)
 
 
 def _train_parser(command: argparse.ArgumentParser) -> None:
@@ -93,6 +145,8 @@ def _train_parser(command: argparse.ArgumentParser) -> None:
     command.add_argument("--resume", nargs="?", const="", default=None, metavar="FOLDER", help=resume)
     command.add_argument("--force", action="store_true", help="start over, though the folder holds a run")
     command.add_argument("--seeds", type=int, default=1, help="train so many seeds, from --seed on")
+    jobs = "seeds that are trained at a time, each in its own process (default: 3 on a GPU, 1 elsewhere)"
+    command.add_argument("--jobs", type=int, default=None, help=jobs)
     hints = get_type_hints(Settings)
     for setting in fields(Settings):
         help_text = setting.metadata["help"]
@@ -125,15 +179,32 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = resolve(given, config)
     if arguments.seeds < 1:
         raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise SparsityError(f"--jobs must be at least 1, not {arguments.jobs}")
     if arguments.seeds > 1:
-        return train_seeds(settings, arguments.seeds, out, force=arguments.force)
-    return train(settings, out, force=arguments.force)
+        result = train_seeds(settings, arguments.seeds, out, force=arguments.force, jobs=arguments.jobs)
+    else:
+        result = train(settings, out, force=arguments.force)
+    for summary in result.get("runs", [result]) if is_main() else ():
+        write_run_page(Path(summary["run"]))
+    return result
+
+
+def write_run_page(run: Path) -> None:
+    """The page of a run that is done; whatever goes wrong with it, the run stays done."""
+    if RunFolder(run).report.exists():
+        return
+    try:
+        write_report([run])
+    except Exception as error:
+        print_plain(f"the report of {run} could not be written: {reason(error)}")
 
 
 def _show_train(result: dict[str, Any], console: Console) -> None:
     for summary in result.get("runs", [result]):
         console.print(result_table(summary))
-        worse = verdict(summary, summary["tickets"])
+        superposed = summary["booster"] in SUPERPOSING
+        worse = verdict(summary, summary["tickets"] if superposed else [])
         if worse is not None:
             console.print(worse, highlight=False, soft_wrap=True)
         console.print(f"everything is in {summary['run']}", highlight=False, soft_wrap=True)
@@ -143,8 +214,36 @@ def _show_train(result: dict[str, Any], console: Console) -> None:
         console.print(f"mean (deviation) of the seeds: {', '.join(scores)}", highlight=False, soft_wrap=True)
 
 
+def _bench(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("model", "device", "sparsity", "rounds", "compile", "largest")
+    return bench(arguments.name, **{name: getattr(arguments, name) for name in names})
+
+
 def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
-    return evaluate(Path(arguments.path), arguments.data, arguments.data_dir, arguments.device)
+    paths = [Path(path) for path in arguments.path]
+    return evaluate(paths, arguments.data, arguments.data_dir, arguments.device, tickets=arguments.tickets)
+
+
+def _show_evaluate(result: dict[str, Any], console: Console) -> None:
+    several = "networks" in result
+    networks = {one["path"]: one for one in result["networks"]} if several else {"": result}
+    console.print(score_table({**networks, **({"together": result["ensemble"]} if several else {})}))
+    values = {"top5": (result["ensemble"] if several else result)["top5"], **(result["diversity"] or {})}
+    _show({**values, "layers": [] if several else result["layers"]}, console)
+
+
+def _reproduce(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("data_dir", "seeds", "cells", "jobs", "executor", "scale", "dry_run", "separate", "out")
+    return reproduce(arguments.name, **{name: getattr(arguments, name) for name in names})
+
+
+def _report(arguments: argparse.Namespace) -> dict[str, Any]:
+    if len(arguments.path) == 1 and Store(arguments.path[0]).read():
+        which = {"scale": arguments.scale, "separate": arguments.separate}
+        written = write_pages(arguments.path[0], out=arguments.out, format=arguments.format, **which)
+    else:
+        written = write_report(arguments.path, arguments.out, format=arguments.format)
+    return {"path": str(written[0] if len(written) == 1 else written[0].parent)}
 
 
 def _list(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -174,7 +273,34 @@ def _flops(arguments: argparse.Namespace) -> dict[str, Any]:
         "forward_flops_dense": counted.dense,
         "forward_flops": counted.sparse,
         "ratio": counted.ratio,
+        **_training(arguments, counted, {name: list(w.shape) for name, w in network.layers.items()}),
         "layers": layers,
+    }
+
+
+def _training(arguments: argparse.Namespace, forward: Flops, shapes: dict[str, list[int]]) -> dict[str, Any]:
+    """The cost of a training, by formula: with the recipe's numbers, on the data that it is made for."""
+    usual = "paper-imagenet" if arguments.model.endswith("imagenet") else "paper-cifar"
+    given = {"method": arguments.method, "booster": arguments.booster, "sparsity": arguments.sparsity}
+    given |= {"recipe": arguments.recipe or usual, "distribution": arguments.distribution}
+    settings = resolve({**given, **({} if arguments.epochs is None else {"epochs": arguments.epochs})})
+    samples = TRAINING_IMAGES[settings.data]
+    steps = -(-samples // settings.batch_size)
+    method = build.method(settings, steps, lambda network: None)
+    cycles = {"cycles": settings.cycles, "cycle_steps": epochs_to_steps(settings.cycle_epochs, steps)}
+    spent = training_flops(
+        forward,
+        shapes,
+        method,
+        settings.epochs * steps,
+        settings.epochs * samples,
+        **(cycles if settings.cyclic else {}),
+        explore_at=settings.explore_at,
+    )
+    return {
+        "training_flops_dense": spent.dense,
+        "training_flops": spent.sparse,
+        "training_ratio": spent.ratio,
     }
 
 
@@ -204,8 +330,25 @@ LISTS: dict[str, Any] = {
     "data": {name: entry.summary for name, entry in DATA.items()},
     "recipes": lambda: {name: recipe["summary"] for name, recipe in recipes().items()},
     "boosters": BOOSTERS,
+    "experiments": lambda: {name: experiment.summary for name, experiment in EXPERIMENTS.items()},
 }
-COMMANDS: dict[str, Any] = {"train": _train, "evaluate": _evaluate, "list": _list, "flops": _flops}
+COMMANDS: dict[str, Any] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "list": _list,
+    "flops": _flops,
+    "report": _report,
+    "reproduce": _reproduce,
+    "bench": _bench,
+}
+SHOWN: dict[str, Any] = {
+    "train": _show_train,
+    "evaluate": _show_evaluate,
+    "reproduce": show_reproduced,
+    "bench": show,
+}
+#: Of the data that recipes are made for.
+TRAINING_IMAGES = {"digits": 1_437, "cifar100": 50_000, "imagenet": 1_281_167}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -224,8 +367,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.json:
         print(json.dumps(result))
     else:
-        (_show_train if parsed.command == "train" else _show)(result, Console())
-    return 0
+        shown = {
+            "train": _show_train,
+            "evaluate": _show_evaluate,
+            "reproduce": show_reproduced,
+            "bench": show,
+        }
+        shown.get(parsed.command, _show)(result, Console())
+    return int(bool(result.get("missing") or result.get("failed")))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,11 @@ def fge(t: float, low: float, high: float) -> float:
     return triangle(t, high, low)
 
 
+def steps(t: float, low: float, high: float) -> float:
+    """FreeTickets: the first half of a cycle at `high`, the second at `low`."""
+    return high if t <= 0.5 else low
+
+
 @dataclass(frozen=True)
 class Cycle:
     """The shape of a cycle, and where in it the ticket is collected."""
@@ -80,11 +85,16 @@ class Cycle:
         return max(int(self.collect * length), 1)
 
 
-CYCLES = {"triangle": Cycle(triangle), "swa": Cycle(swa), "fge": Cycle(fge, collect=0.5)}
+CYCLES = {
+    "triangle": Cycle(triangle),
+    "swa": Cycle(swa),
+    "fge": Cycle(fge, collect=0.5),
+    "steps": Cycle(steps),
+}
 
 
 def cycles(shape: str, length: int, low: float, high: float) -> Schedule:
-    """The rate at each step of cycles of `length` steps: `triangle`, `swa` or `fge`."""
+    """The rate at each step of cycles of `length` steps: `triangle`, `swa`, `fge` or `steps`."""
     cycle = CYCLES[choice("schedule", shape, CYCLES)]
     whole("the length of a cycle", length)
     return lambda step: cycle.shape(cycle.position(step, length), low, high)

@@ -6,6 +6,7 @@ of each is a cheap ticket. Their average, pruned back to the count, is the netwo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -40,7 +41,7 @@ class SupTickets:
         cycle_steps: steps of a cycle.
         cycles: number of cycles, so of tickets.
         lr: lowest and highest rate of a cycle, for the first parameter group; others keep their proportion.
-        rate: the share of the connections that the exploration of a cycle prunes and grows.
+        rate: the share of the connections that the exploration of a cycle prunes and grows; 0: none explores.
         rule: `cia`, `caa` or `cima`.
         beta: weight of the old average in `cima`.
         prune: of the average: `global` or `layer`.
@@ -49,7 +50,7 @@ class SupTickets:
         explore_at: `start` (after the first step of each cycle, as in the paper's text) or `end` (after a
             ticket is collected, as in its Algorithm 1, so not in the first cycle).
         include_start: take the network before the cycles as a ticket too, as the published code does.
-        schedule: `triangle` (Eq. 3), `swa`, `fge`, or a function of (t, low, high) with 0 < t <= 1.
+        schedule: `triangle` (Eq. 3), `swa`, `fge`, `steps`, or a function of (t, low, high) with 0 < t <= 1.
         criteria: (prune, grow) other than the method's own, one pair for all cycles or a list of pairs.
         keep: keep the single tickets too (`tickets.tickets`).
     """
@@ -169,7 +170,7 @@ class SupTickets:
     def _exploration(self, step: int) -> tuple[str, str] | None:
         """The criteria to explore with after this step; None if it is not the time."""
         phase, method = self.phase(step), self.network.method
-        if phase is None or not method.sparse:
+        if phase is None or not method.sparse or not self.rate:
             return None
         cycle, i = phase
         if self.explore_at == "end":
@@ -256,6 +257,13 @@ class SupTickets:
         if not self.keep:
             raise SparsityError("the single tickets were not kept: use SupTickets(..., keep=True)")
         return [self._plain(ticket) for ticket in self._kept]
+
+    def counts(self) -> dict[str, int]:
+        """Living connections of each sparse layer of the superposed ticket."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `ticket()` says what there is to say
+            counts = self.superposition.result().counts()
+        return {key.removesuffix(".weight"): count for key, count in counts.items()}
 
     def _plain(self, ticket: Ticket) -> nn.Module:
         plain = self.network.densify()

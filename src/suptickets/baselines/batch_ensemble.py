@@ -53,6 +53,11 @@ class BatchEnsemble(Members):
                     made[layer] = MemberNorm(layer, members)
                 parent._modules[name] = made.get(layer, layer)
 
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self.count
+
     def members(self, x: Tensor) -> Tensor:
         """The logits of each member for all samples."""
         logits: Tensor = self.network(x.repeat(self.count, *[1] * (x.dim() - 1)))

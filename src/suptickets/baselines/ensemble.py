@@ -19,6 +19,11 @@ from suptickets.measure import diversity
 class Members(nn.Module):
     """A network with several members; in evaluation mode it predicts with the mean of their probabilities."""
 
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        raise NotImplementedError
+
     def members(self, x: Tensor) -> Tensor:
         """The logits of each member: (members, batch, classes)."""
         raise NotImplementedError
@@ -39,6 +44,11 @@ class Ensemble(Members):
             raise SparsityError("an ensemble needs at least one network")
         self.networks = nn.ModuleList(networks)
         self.eval()
+
+    @property
+    def size(self) -> int:
+        """How many networks there are."""
+        return len(self.networks)
 
     def members(self, x: Tensor) -> Tensor:
         """The logits of each network."""

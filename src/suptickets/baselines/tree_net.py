@@ -22,7 +22,7 @@ from suptickets.baselines.ensemble import Members
 from suptickets.errors import SparsityError, unknown
 from suptickets.layers import ELIGIBLE
 from suptickets.models.resnet import ResNet
-from suptickets.models.vgg import VGG
+from suptickets.models.vgg import VGG, Features
 from suptickets.models.wide_resnet import WideResNet
 
 
@@ -55,6 +55,11 @@ class TreeNet(Members):
         self.trunk = chains[0][:first]
         self.heads = nn.ModuleList(links[first:] for links in chains)
 
+    @property
+    def size(self) -> int:
+        """How many heads there are."""
+        return len(self.heads)
+
     def members(self, x: Tensor) -> Tensor:
         """The logits of each head; each gets a copy of its own: it may begin with an in-place operation."""
         shared = self.trunk(x)
@@ -84,8 +89,10 @@ def chain(network: nn.Module) -> nn.Sequential:
 
 
 def _vgg(network: VGG) -> nn.Sequential:
+    """As `Features`, which know what a convolution and its batch norm save together."""
     between = {"pool": network.pool, "flatten": nn.Flatten()}
-    return _linked(network.features._modules, between, network.classifier._modules)
+    links = _linked(network.features._modules, between, network.classifier._modules)
+    return Features(OrderedDict(links.named_children()))
 
 
 def _wide_resnet(network: WideResNet) -> nn.Sequential:

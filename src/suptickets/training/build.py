@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from suptickets.baselines import BatchEnsemble, TreeNet, as_one_batch
 from suptickets.data import Data
 from suptickets.errors import SparsityError
-from suptickets.methods import METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
+from suptickets.measure.flops import flops
+from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
 from suptickets.models import MODELS, build_model
 from suptickets.schedules import Schedule, step_drops
 from suptickets.training.settings import Settings
@@ -34,13 +36,30 @@ def precision(settings: Settings, device: torch.device) -> str:
 
 
 def model(settings: Settings, data: Data) -> nn.Module:
-    """The network, dense, initialised from the seed."""
+    """The network, dense, initialised from the seed; with its heads or members, where the booster asks."""
     torch.manual_seed(settings.seed)
+    if settings.booster == "tree-net":
+        return TreeNet([_network(settings, data) for _ in range(settings.members)])
+    network = _network(settings, data)
+    if settings.booster == "batch-ensemble":
+        return BatchEnsemble(network, settings.members, settings.seed)
+    return network
+
+
+def _network(settings: Settings, data: Data) -> nn.Module:
     build = partial(_build, settings.model, data)
     if settings.method == "small-dense":
         _check_width(settings.model)
         return SmallDense(settings.sparsity).narrow(build)
     return build(1.0)
+
+
+def relative(settings: Settings, data: Data, dense: int) -> float:
+    """`dense` FLOPs of a forward pass, as a share of those of the plain dense network of full width."""
+    if settings.method != "small-dense" and settings.members == 1:
+        return 1.0
+    plain = flops(_build(settings.model, data, 1.0), torch.zeros(1, *data.shape)).dense
+    return dense / plain if plain else 1.0
 
 
 def _build(name: str, data: Data, width: float) -> nn.Module:
@@ -80,15 +99,16 @@ def check_model(name: str) -> None:
         build_model(name, 1)
 
 
-def method(settings: Settings, data: Data, device: torch.device) -> Method:
-    """The sparse training method."""
+def method(settings: Settings, steps: int, backward: Callable[[nn.Module], None]) -> Method:
+    """The sparse training method, for epochs of so many steps; `backward` is what SNIP measures by."""
     kind = METHODS[settings.method]
+    if kind is Dense and settings.target:
+        return _pruned_once(settings, steps)
     if not kind.sparse:
         return SmallDense(settings.sparsity) if kind is SmallDense else Dense()
     options: dict[str, Any] = {"distribution": settings.distribution}
-    steps = data.steps(settings.batch_size)
     if issubclass(kind, SNIP):
-        options["backward"] = partial(_first_batch, settings, data, device)
+        options["backward"] = backward
     if issubclass(kind, Dynamic):
         options |= {
             "interval": settings.interval,
@@ -106,6 +126,12 @@ def method(settings: Settings, data: Data, device: torch.device) -> Method:
     return built
 
 
+def _pruned_once(settings: Settings, steps: int) -> Method:
+    """SWA's first baseline: all connections live until the cycles, then the largest magnitudes do."""
+    end = normal(settings, steps)
+    return GMP(settings.sparsity, interval=end, prune_end=end, total_steps=end)
+
+
 def _check_ready(settings: Settings, built: Method, steps: int) -> None:
     """Refuse a schedule of pruning that the normal phase is too short for."""
     there, needed = normal(settings, steps), built.ready
@@ -117,38 +143,40 @@ def _check_ready(settings: Settings, built: Method, steps: int) -> None:
         )
 
 
-def _first_batch(settings: Settings, data: Data, device: torch.device, network: nn.Module) -> None:
+def first_batch(settings: Settings, data: Data, device: torch.device, network: nn.Module) -> None:
     """SNIP's sensitivity: one batch, the same in every process."""
     dtype = DTYPES[precision(settings, device)]
     for x, y in islice(
         data.train_batches(settings.batch_size, settings.seed, 0, device=device, dtype=dtype), 1
     ):
-        cross_entropy(network(x), y).backward()
+        cross_entropy(*as_one_batch(network(x), y)).backward()
 
 
 def optimizer(settings: Settings, network: nn.Module) -> torch.optim.Optimizer:
-    """SGD with momentum; weight decay on everything, as in the paper."""
-    return torch.optim.SGD(
-        network.parameters(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    """SGD with momentum; weight decay on everything, as in the paper, but for the factors of members."""
+    decay = settings.weight_decay
+    trained = network.groups(decay) if isinstance(network, BatchEnsemble) else network.parameters()
+    return torch.optim.SGD(trained, lr=settings.lr, momentum=settings.momentum, weight_decay=decay)
 
 
 def normal(settings: Settings, steps: int) -> int:
-    """Steps of the normal phase: all of them without a booster."""
-    cycles = 0 if settings.booster == "none" else settings.cycles * round(settings.cycle_epochs * steps)
+    """Steps of the normal phase: all of them without cycles."""
+    cycles = settings.cycles * round(settings.cycle_epochs * steps) if settings.cyclic else 0
     return settings.epochs * steps - cycles
 
 
 def learning_rate(settings: Settings, steps: int) -> Schedule:
     """The rate at each step of the normal phase: warm-up, then drops at milestones in whole epochs."""
-    epochs = normal(settings, steps) / steps
+    of_training = settings.milestones_of == "training"
+    epochs = settings.epochs if of_training else normal(settings, steps) / steps
     drops = step_drops(settings.lr, [int(fraction * epochs) * steps for fraction in settings.milestones])
     warmup = settings.warmup_epochs * steps
     return lambda step: drops(step) * min(step / warmup, 1.0) if warmup else drops(step)
 
 
 def loss(settings: Settings, logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over the samples, in float32 at least; 0 if there are none."""
+    """The mean over the samples (and members), in float32 at least; 0 if there are none."""
+    logits, y = as_one_batch(logits, y)
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     reduction = "mean" if len(y) else "sum"

@@ -1,54 +1,123 @@
-"""`evaluate`: what a run's ticket, or a ticket file, is worth on data."""
+"""`evaluate`: what networks of runs, or ticket files, are worth on data, each and together."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from suptickets.baselines import Members
 from suptickets.data import load_data
 from suptickets.errors import SparsityError
+from suptickets.layers import choose
 from suptickets.measure.predictions import Tally
-from suptickets.training import build
-from suptickets.training.folder import RunFolder, read_ticket
-from suptickets.training.loop import TEST_BATCH
+from suptickets.measure.sparsity import sparsity
+from suptickets.training import build, saved
+from suptickets.training.panel import Panel, details
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
-from suptickets.training.settings import build as settings_from
-from suptickets.training.verdict import verdict
+from suptickets.training.saved import Saved
+from suptickets.training.verdict import SUPERPOSING, verdict
+
+TEST_BATCH = 1000
 
 
 def evaluate(
-    path: Path, data: str | None = None, data_dir: str | None = None, device: str = "auto"
+    paths: Sequence[Path],
+    data: str | None = None,
+    data_dir: str | None = None,
+    device: str = "auto",
+    *,
+    tickets: bool = False,
 ) -> dict[str, Any]:
-    """Accuracy, NLL, ECE and sparsity of the final network of a run."""
-    file = RunFolder(path).ticket if path.is_dir() else path
-    if not file.exists():
-        raise SparsityError(f"there is no ticket at {file}: give a finished run's folder, or a ticket file")
-    state, about = read_ticket(file)
-    if not {"settings", "nonzero", "parameters"} <= about.keys() or not isinstance(about["settings"], dict):
-        raise SparsityError(f"{file} does not say which model it is: it was not written by suptickets train")
-    settings = settings_from(about["settings"])
-    settings = replace(settings, data=data or settings.data, data_dir=data_dir or settings.data_dir)
-    processes, source = connect(device), load_data(settings.data, settings.data_dir)
-    precision = build.precision(settings, processes.device)
-    dtype = build.DTYPES[precision]
-    model = build.model(settings, source).to(processes.device, dtype).eval()
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise SparsityError(
-            f"{file} does not fit {settings.model} on {settings.data}: {str(error).splitlines()[-1].strip()}"
-        ) from error
-    tally = Tally(processes.device)
-    with torch.no_grad(), torch.autocast(processes.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        for x, y in source.test_batches(TEST_BATCH, device=processes.device, dtype=dtype):
-            tally.add(model(x), y)
-    same = settings.data == about["settings"]["data"]
-    worse = verdict(tally.scores().as_dict(), about.get("tickets", []) if same else [])
+    """Scores, calibration and sparsity of a network; of several, also how different they are, and together.
+
+    A path is a run's folder (with `tickets`: its single tickets) or a ticket file.
+    """
+    read = saved.singles if tickets else lambda path: [saved.result(path)]
+    found = [one for path in paths for one in read(path)]
+    name = data or _common([one.settings.data for one in found])
+    source = load_data(name, data_dir or found[0].settings.data_dir)
+    where = connect(device).device
+    models = [one.load(source, where) for one in found]
+    predict = _members(found[0], models[0], where) if len(found) == 1 else _each(found, models, where)
+    size = models[0].size if len(found) == 1 and isinstance(models[0], Members) else len(found)
+    panel = Panel(size, where)
+    with torch.no_grad():
+        dtype = build.DTYPES[build.precision(found[0].settings, where)]
+        for x, y in source.test_batches(TEST_BATCH, device=where, dtype=dtype):
+            panel.add(predict(x), y)
+    if len(found) == 1:
+        tally = panel.ensemble if isinstance(models[0], Members) else panel.each[0]
+        _judge(found[0], tally, name)
+        return {**_network(found[0], models[0], tally), "diversity": panel.difference()}
+    return {
+        "networks": [
+            {"path": str(one.path), **_network(one, model, tally)}
+            for one, model, tally in zip(found, models, panel.each, strict=True)
+        ],
+        "diversity": panel.difference(),
+        "ensemble": {**panel.ensemble.scores().as_dict(), **details(panel.ensemble)},
+    }
+
+
+def _common(names: Sequence[str]) -> str:
+    if len(set(names)) > 1:
+        known = ", ".join(sorted(set(names)))
+        raise SparsityError(f"these networks were trained on different data ({known}): say which with --data")
+    return names[0]
+
+
+Predict = Callable[[Tensor], list[Tensor]]
+
+
+def _each(found: Sequence[Saved], models: Sequence[nn.Module], device: torch.device) -> Predict:
+    """The logits of each network, each in the precision that it was trained in."""
+    single = [_in_precision(one, model, device) for one, model in zip(found, models, strict=True)]
+    return lambda x: [predict(x) for predict in single]
+
+
+def _members(one: Saved, model: nn.Module, device: torch.device) -> Predict:
+    """The logits of each member of a network."""
+    if not isinstance(model, Members):
+        return _each([one], [model], device)
+    predict = _in_precision(one, model.members, device)
+    return lambda x: list(predict(x).unbind())
+
+
+def _in_precision(
+    one: Saved, function: Callable[[Tensor], Tensor], device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    precision = build.precision(one.settings, device)
+
+    def predict(x: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return function(x.to(build.DTYPES[precision]))
+
+    return predict
+
+
+def _network(one: Saved, model: nn.Module, tally: Tally) -> dict[str, Any]:
+    trained = {candidate.name for candidate in choose(model)}
+    layers = {name: layer for name, layer in sparsity(model).layers.items() if name in trained}
+    return {
+        **tally.scores().as_dict(),
+        "sparsity": 1 - one.about["nonzero"] / one.about["parameters"],
+        "nonzero": one.about["nonzero"],
+        **details(tally),
+        "layers": [
+            {"name": n, "shape": list(w.shape), "size": w.size, "nonzero": w.nonzero, "sparsity": w.sparsity}
+            for n, w in layers.items()
+        ],
+    }
+
+
+def _judge(one: Saved, tally: Tally, data: str) -> None:
+    """Say so if superposing did not help, on the data of the run."""
+    known = data == one.settings.data and one.settings.booster in SUPERPOSING
+    worse = verdict(tally.scores().as_dict(), one.about.get("tickets", []) if known else [])
     if worse is not None:
         print_plain(worse)
-    sparsity = 1 - about["nonzero"] / about["parameters"]
-    return {**tally.scores().as_dict(), "sparsity": sparsity, "nonzero": about["nonzero"]}

@@ -1,4 +1,4 @@
-"""The folder of a run: `config.json`, `metrics.jsonl`, `checkpoint/`, `ticket.safetensors`, `summary.json`.
+"""The folder of a run: settings, metrics, checkpoint, tickets, summary, report.
 
 Every file is written beside its place and moved there, so that a crash, a kill or a full disk leaves the last
 good one. Nothing in it is pickled code.
@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Mapping
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,17 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
         self.ticket = self.path / "ticket.safetensors"
+        self.report = self.path / "report.html"
         self.checkpoint = self.path / "checkpoint" / "last.pt"
+        self.teachers = self.path / "teachers"  # the folder of the run that makes them
+
+    def single(self, number: int) -> Path:
+        """The file of a single ticket, the first being 1."""
+        return self.path / "tickets" / f"ticket-{number}.safetensors"
+
+    def singles(self) -> list[Path]:
+        """The files of the single tickets that were kept, in order."""
+        return list(takewhile(Path.exists, map(self.single, count(1))))
 
     def settings(self) -> Settings | None:
         """The settings of the run that the folder holds, if it holds one."""
@@ -62,9 +73,14 @@ class RunFolder:
         except OSError as error:
             raise SparsityError(f"cannot make the folder {self.path}: {error.strerror}") from error
         if force:
-            for path in (self.summary, self.ticket, self.checkpoint, self.metrics, self.config):
-                path.unlink(missing_ok=True)
+            self._forget()
+            RunFolder(self.teachers)._forget()
         write(self.config, lambda path: path.write_text(json.dumps(settings.as_dict(), indent=2) + "\n"))
+
+    def _forget(self) -> None:
+        own = (self.summary, self.ticket, self.checkpoint, self.metrics, self.config, self.report)
+        for path in (*own, *self.singles()):
+            path.unlink(missing_ok=True)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint; if that fails, the old one is still there."""
@@ -102,11 +118,15 @@ class RunFolder:
         kept = [line for line in self.metrics.read_text().splitlines() if _epoch(line) <= epoch]
         write(self.metrics, lambda path: path.write_text("".join(f"{line}\n" for line in kept)))
 
-    def save_ticket(self, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """The final network, dense with exact zeros, and what is needed to use it."""
+    def save_ticket(
+        self, state: Mapping[str, Tensor], about: Mapping[str, Any], number: int | None = None
+    ) -> None:
+        """The final network (or a single ticket), dense with exact zeros, and what is needed to use it."""
+        file = self.ticket if number is None else self.single(number)
+        file.parent.mkdir(exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
         metadata = {"suptickets": json.dumps(about)}
-        write(self.ticket, lambda path: save_file(unshared(tensors), path, metadata))
+        write(file, lambda path: save_file(unshared(tensors), path, metadata))
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """The result; a folder that has one is done."""

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from suptickets.baselines import Members
 from suptickets.data import Data
 from suptickets.errors import SparsityError
-from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Scores, Tally
+from suptickets.training import teaching
+from suptickets.training.evaluate import TEST_BATCH
 from suptickets.training.fast import FastStep
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.loggers import Logger
+from suptickets.training.panel import Panel
 from suptickets.training.parts import Parts
 from suptickets.training.plain import PlainStep
 from suptickets.training.processes import Processes
 from suptickets.training.progress import Progress
+from suptickets.training.result import finish
+from suptickets.training.saved import Saved
 from suptickets.training.settings import Settings
 from suptickets.training.stop import Interrupted, asked_to_stop
 
-TEST_BATCH = 1000
 SAVE, STOP = 1, 2
+RATES = 8  # learning rates that are told of an epoch
 
 
 class Trainer(Parts):
@@ -36,6 +44,9 @@ class Trainer(Parts):
         super().__init__(settings, data, processes)
         if self.tickets is not None:
             self.tickets.told = self._score_ticket
+        self.teaching = 0.0  # what teachers cost, as a share of the dense training
+        if settings.teachers:
+            self._learn_from(teaching.given(settings), 0.0)
         self.start: Scores | None = None
         self.scores: list[Scores] = []
         self.saved: int | None = None  # the step of the last checkpoint
@@ -46,16 +57,20 @@ class Trainer(Parts):
         """How the steps are done: fast on a GPU, unless `--no-compile` or float32 is asked for."""
         wanted, device = self.settings.compile, self.processes.device
         default = device.type == "cuda" and self.precision == "bf16"
-        fast = (default if wanted is None else wanted) and self.processes.world == 1
+        fast = (default if wanted is None else wanted) and FastStep.suits(self)
         return FastStep(self, compile=True) if fast else PlainStep(self)
 
     # ---- the whole way ----
 
     def run(self, folder: RunFolder, progress: Progress, log: Logger) -> dict[str, Any]:
         """Train to the end, from the last checkpoint if there is one; returns the summary."""
+        if self.settings.booster == "distillation" and self.distillation is None:
+            self._learn_from(*teaching.trained(self, folder, progress))
         self.began = time.monotonic() - self._resume(folder)
+        if self.tickets is not None and self.start is None and self.network.step == self.tickets.start:
+            self.start = self.evaluate(self.model)
         self.last_save = time.monotonic()
-        progress.first = self.network.step / self.steps
+        progress.first, progress.began = self.network.step / self.steps, time.monotonic()
         with asked_to_stop() as stop:
             stepper = self.stepper()
             for epoch in range(self.network.step // self.steps, self.settings.epochs):
@@ -69,6 +84,12 @@ class Trainer(Parts):
                     self._pause(folder, stop)
             stepper.close()
             return self._finish(folder)
+
+    def _learn_from(self, teachers: list[Saved], spent: float) -> None:
+        """Take their loss; they cost what was `spent` on them, and a pass of each at every step."""
+        self.distillation, passes = teaching.distillation(self, teachers)
+        self.teaching = spent + passes
+        self.seed()  # building networks draws from the same generator
 
     def _enter(self, epoch: int) -> int:
         """Begin an epoch, or go on in the middle of it; the steps of it that are done."""
@@ -99,7 +120,7 @@ class Trainer(Parts):
         }
 
     def _show(self, progress: Progress, line: dict[str, Any]) -> None:
-        shown = {key: value for key, value in line.items() if key != "step"}
+        shown = {key: value for key, value in line.items() if key not in ("step", "layers", "lrs")}
         part = ((self.network.step - 1) % self.steps + 1) / self.steps
         progress.show(**shown, part=part, samples=self.data.train_size)
 
@@ -109,11 +130,23 @@ class Trainer(Parts):
         self.processes.sum([meter])
         line, every = self._line(meter), self.settings.evaluate_every
         self._show(progress, line)
+        line |= {"layers": {name: layer.sparsity for name, layer in self.network.layers.items()}}
+        line |= {"lrs": self._rates(line["epoch"])}
         if every and line["epoch"] % every == 0:
             line |= {f"test_{key}": value for key, value in self.evaluate(self.model).as_dict().items()}
         if self.processes.main:
             log(line)
         self.processes.first(lambda: folder.log(line))
+
+    def _rates(self, epoch: int) -> list[float]:
+        """Learning rates within an epoch, evenly spaced; the last is that of its last step."""
+        count = min(self.steps, RATES)
+        return [self.rate_at((epoch - 1) * self.steps + self.steps * n // count) for n in range(1, count + 1)]
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, in the normal phase or in a cycle."""
+        cyclic = None if self.tickets is None else self.tickets.rate_at(step)
+        return self.rate(step) if cyclic is None else cyclic
 
     def _check_loss(self) -> None:
         """Stop when the loss is not finite, in whichever process."""
@@ -134,22 +167,38 @@ class Trainer(Parts):
         phase = None if self.tickets is None else self.tickets.phase(self.network.step)
         return "normal" if phase is None else f"cycle {phase[0] + 1} of {self.settings.cycles}"
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module) -> Scores:
         """On the whole test set, not augmented, over all processes."""
+        return self.tally(model).scores()
+
+    def tally(self, model: nn.Module) -> Tally:
+        """All that is counted of a network's predictions."""
+        tally = Tally(self.processes.device)
+        self._test(model, lambda x, y: tally.add(self._predict(model, x), y))
+        self.processes.sum(tally.tensors())
+        return tally
+
+    def panel(self, model: Members) -> Panel:
+        """The same for each member of a network, and for all together."""
+        panel = Panel(model.size, self.processes.device)
+        self._test(model, lambda x, y: panel.add(self._predict(model.members, x).unbind(), y))
+        self.processes.sum(panel.tensors())
+        return panel
+
+    @torch.no_grad()
+    def _test(self, model: nn.Module, add: Callable[[Tensor, Tensor], None]) -> None:
         p, training = self.processes, model.training
-        tally = Tally(p.device)
         p.share_buffers(model)
         model.eval()
         for x, y in self.data.test_batches(
             TEST_BATCH, device=p.device, dtype=self.dtype, rank=p.rank, world=p.world
         ):
-            with self.autocast():
-                logits = model(x)
-            tally.add(logits, y)
+            add(x, y)
         model.train(training)
-        p.sum(tally.tensors())
-        return tally.scores()
+
+    def _predict(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with self.autocast():
+            return function(x)
 
     # ---- stopping, going on, finishing ----
 
@@ -168,11 +217,16 @@ class Trainer(Parts):
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on; of what each process has its own, all of them."""
         p, cuda = self.processes, self.processes.device.type == "cuda"
+        self.explored.update()
+        alive = self.network.weights
         return {
             "network": _compact(self.network.state_dict()),
             "optimizer": _compact(self.optimizer.state_dict()),
             "tickets": None if self.tickets is None else self.tickets.state_dict(),
             "cost": [self.cost.steps, self.cost.spent],
+            "explored": {
+                n: _packed(lived, alive[n].rows()) for n, lived in self.explored.state_dict().items()
+            },
             "start": None if self.start is None else self.start.as_dict(),
             "scores": [scores.as_dict() for scores in self.scores],
             "meter": p.gather(self.meter.values()),
@@ -184,9 +238,12 @@ class Trainer(Parts):
         """Go on from `state_dict()`; with another number of processes, the first has the old ones' sums."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.tickets is not None:
+        if self.tickets is not None and state["tickets"] is not None:
             self.tickets.load_state_dict(state["tickets"])
         self.cost.steps, self.cost.spent = state["cost"]
+        weights = self.network.weights
+        lived = {name: _unpacked(bits, weights[name].size) for name, bits in state["explored"].items()}
+        self.explored.load_state_dict(lived)
         self.start = None if state["start"] is None else Scores(**state["start"])
         self.scores = [Scores(**scores) for scores in state["scores"]]
         rank, meters = self.processes.rank, state["meter"]
@@ -199,6 +256,10 @@ class Trainer(Parts):
         if state["cuda_rng"] is not None and self.processes.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"][rank % len(meters)])
 
+    def _finish(self, folder: RunFolder) -> dict[str, Any]:
+        self._save(folder)
+        return finish(self, folder)
+
     def _save(self, folder: RunFolder) -> None:
         state = {**self.state_dict(), "seconds": time.monotonic() - self.began}
         self.processes.first(lambda: folder.save_checkpoint(state))
@@ -210,7 +271,7 @@ class Trainer(Parts):
         if state is not None:
             try:
                 self.load_state_dict(state)
-            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, zlib.error) as error:
                 raise SparsityError(
                     f"{folder.checkpoint} is no checkpoint of this run ({str(error).splitlines()[0]}): start "
                     "over with --force"
@@ -218,45 +279,6 @@ class Trainer(Parts):
             self.saved = self.network.step
         self.processes.first(lambda: folder.forget_metrics_after(self.network.step // self.steps))
         return 0.0 if state is None else float(state["seconds"])
-
-    def _finish(self, folder: RunFolder) -> dict[str, Any]:
-        self._save(folder)
-        final = self._final()
-        scores = self.evaluate(final)
-        summary = self._summary(folder, final, scores)
-        about = {
-            "settings": self.settings.as_dict(),
-            **{k: summary[k] for k in ("nonzero", "parameters", "tickets")},
-        }
-        self.processes.first(lambda: folder.save_ticket(final.state_dict(), about))
-        self.processes.first(lambda: folder.save_summary(summary))
-        return summary
-
-    def _final(self) -> nn.Module:
-        if self.tickets is None:
-            return self.network.densify()
-        s, p = self.settings, self.processes
-        loader = self.data.train_batches(s.batch_size, s.seed, s.epochs, device=p.device, dtype=self.dtype)
-        return self.tickets.ticket(loader if s.batch_norm == "recompute" else None)
-
-    def _summary(self, folder: RunFolder, final: nn.Module, scores: Scores) -> dict[str, Any]:
-        s, total = self.settings, self.network.parameters_total
-        nonzero = self.network.nonzero if self.tickets is None else int(self.tickets.summary()["nonzero"])
-        names = ("data", "model", "method", "booster", "recipe", "seed", "epochs")
-        return {
-            "run": str(folder.path),
-            **{key: getattr(s, key) for key in names},
-            "target_sparsity": 0.0 if s.method == "dense" else s.sparsity,
-            "sparsity": 1 - nonzero / total,
-            "nonzero": nonzero,
-            "parameters": total,
-            **scores.as_dict(),
-            "start": None if self.start is None else self.start.as_dict(),
-            "tickets": [ticket.as_dict() for ticket in self.scores],
-            "train_flops_ratio": self.cost.ratio,
-            "test_flops_ratio": flops(final, self.example()).ratio,
-            "seconds": round(time.monotonic() - self.began, 3),
-        }
 
 
 def _compact(state: dict[str, Any]) -> dict[str, Any]:
@@ -267,3 +289,14 @@ def _compact(state: dict[str, Any]) -> dict[str, Any]:
 
     compacted: dict[str, Any] = tree_map_only(Tensor, compact, state)
     return compacted
+
+
+def _packed(mask: Tensor, alive: Tensor) -> Tensor:
+    """All but what is `alive`, which the network knows: eight to a byte, compressed."""
+    bits = np.packbits(mask.index_fill(0, alive.long(), False).cpu().numpy())
+    return torch.frombuffer(bytearray(zlib.compress(bits.tobytes(), level=1)), dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor, size: int) -> Tensor:
+    bits = np.frombuffer(zlib.decompress(packed.numpy().tobytes()), dtype=np.uint8)
+    return torch.from_numpy(np.unpackbits(bits, count=size)).bool()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import log_softmax
 from torch.nn.parallel import DistributedDataParallel
 
+from suptickets.baselines import Distillation
 from suptickets.data import Data
 from suptickets.data.order import stable_seed
 from suptickets.measure.cost import TrainingCost
+from suptickets.measure.explored import Explored
 from suptickets.measure.flops import flops
 from suptickets.sparsify import sparsify
 from suptickets.tickets import SupTickets, epochs_to_steps
@@ -48,19 +52,29 @@ class Parts:
         if processes.world > 1 and device.type == "cuda":
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.optimizer = build.optimizer(settings, self.model)
-        method = build.method(settings, data, device)
+        first_batch = partial(build.first_batch, settings, data, device)
+        method = build.method(settings, self.steps, first_batch)
         self.network = sparsify(self.model, method, self.optimizer, seed=settings.seed)
         self.tickets = self._tickets()
+        self.explored = Explored(self.network)
         self.rate = build.learning_rate(settings, self.steps)
-        self.cost = TrainingCost(flops(self.model, self.example()), self.network.layers)
+        forward = flops(self.model, self.example())
+        self.cost = TrainingCost(forward, self.network.layers)
+        self.relative = build.relative(settings, data, forward.dense)
+        self.distillation: Distillation | None = None
         self.forward = DistributedDataParallel(self.model) if processes.world > 1 else self.model
         self.meter = Meter(device)
-        torch.manual_seed(stable_seed(settings.seed, processes.rank))  # what dropout and the like draw from
+        self.seed()
+
+    def seed(self) -> None:
+        """Seed what dropout and the like draw from."""
+        torch.manual_seed(stable_seed(self.settings.seed, self.processes.rank))
 
     def _tickets(self) -> ScoredTickets | None:
         s = self.settings
-        if s.booster == "none":
+        if not s.cyclic:
             return None
+        pairs = [(prune, grow) for prune, _, grow in (pair.partition(":") for pair in s.criteria)]
         return ScoredTickets(
             self.network,
             s.epochs * self.steps,
@@ -76,6 +90,8 @@ class Parts:
             explore_at=s.explore_at,
             include_start=s.include_start,
             schedule=s.schedule,
+            criteria=(pairs * s.cycles)[: s.cycles] or None,
+            keep=s.keeps,
         )
 
     def example(self) -> Tensor:
@@ -91,13 +107,15 @@ class Parts:
     # ---- a step: what all ways of doing it share ----
 
     def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and its logits."""
+        """The loss of a batch, and its logits; of several members, the logarithm of their mean."""
         with self.autocast():
             logits = self.forward(x)
-        return build.loss(self.settings, logits, y), logits
+            taught = None if self.distillation is None else self.distillation(logits, x, y)
+        return build.loss(self.settings, logits, y) if taught is None else taught, _together(logits)
 
     def count(self) -> None:
-        """Add the coming step to the cost of the training."""
+        """Add the coming step to the cost of the training, and its connections to those that have lived."""
+        self.explored.update()
         collects = any(w.collector is not None for w in self.network.weights.values())
         self.cost.step(dense_gradient=collects)
 
@@ -106,3 +124,8 @@ class Parts:
         size, place = self.settings.batch_size, self.network.step % self.steps
         total = min(size, self.data.train_size - place * size)
         return count * self.processes.world / total
+
+
+def _together(logits: Tensor) -> Tensor:
+    """(members, batch, classes) as (batch, classes): the same order of classes as their mean probability."""
+    return logits if logits.dim() == 2 else log_softmax(logits.detach(), -1, dtype=torch.float64).logsumexp(0)

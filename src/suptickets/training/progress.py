@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -88,24 +90,24 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def result_table(summary: dict[str, object]) -> Table:
-    """The network before the cycles, every ticket, and what came of them."""
+def score_table(networks: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row for each of the named networks; of what has no sparsity, none is shown."""
     table = Table(box=None, pad_edge=False)
     for name in ("", "accuracy", "NLL", "ECE", "sparsity"):
-        table.add_column(name, justify="left" if not name else "right")
-    tickets = summary["tickets"]
-    assert isinstance(tickets, list)
-    rows = [("before the cycles", summary["start"])] if summary["start"] else []
-    rows += [(f"ticket {n}", ticket) for n, ticket in enumerate(tickets, 1)]
-    rows += [("superposed" if tickets else "final network", summary)]
-    for name, scores in rows:
-        assert isinstance(scores, dict)
-        sparsity = scores.get("sparsity", summary["sparsity"])
+        table.add_column(name, justify="left" if not name else "right", overflow="fold")
+    for name, scores in networks.items():
+        sparsity = f"{scores['sparsity']:.2%}" if "sparsity" in scores else ""
         table.add_row(
-            name,
-            f"{scores['accuracy']:.2%}",
-            f"{scores['nll']:.4f}",
-            f"{scores['ece']:.2%}",
-            f"{sparsity:.2%}",
+            name, f"{scores['accuracy']:.2%}", f"{scores['nll']:.4f}", f"{scores['ece']:.2%}", sparsity
         )
     return table
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """The network before the cycles, every ticket, and what came of them; without cycles, the network."""
+    tickets = summary["tickets"]
+    rows = [("before the cycles", summary["start"])] if summary["start"] else []
+    rows += [(f"ticket {n}", ticket) for n, ticket in enumerate(tickets, 1)]
+    rows += [(name, summary[name]) for name in ("superposed", "ensemble") if summary[name]]
+    rows += [] if tickets else [("final network", summary)]
+    return score_table({name: {"sparsity": summary["sparsity"], **scores} for name, scores in rows})

@@ -1,7 +1,7 @@
 """The settings of a run: one dataclass makes the flags, the help, `config.json` and the files that are read.
 
-A value comes from, in this order: a flag, the file given with `--config`, the recipe. Recipes are files in
-`suptickets/recipes` that name every hyper-parameter.
+A value comes from, in this order: a flag, the file given with `--config`, what the booster asks for, the
+recipe. Recipes are files in `suptickets/recipes` that name every hyper-parameter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import shlex
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from suptickets.criteria import grow_criterion, prune_criterion
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
 from suptickets.errors import SparsityError, fraction, unknown
@@ -28,7 +30,15 @@ from suptickets.superpose import RULES
 BOOSTERS = {
     "none": "the sparse method alone",
     "sup-tickets": "superpose the cheap tickets of the last cycles into one network",
+    "swa": "average the weights along a saw-tooth; connections stay (dense: pruned before it)",
+    "ensemble": "keep the tickets of the last cycles and average their predictions",
+    "distillation": "the tickets of a first run teach a sparse student in a second one",
+    "free-tickets": "long cycles, the predictions of their tickets averaged",
+    "tree-net": "one trunk with several heads, their predictions averaged",
+    "batch-ensemble": "members that share each weight up to factors, their predictions averaged",
 }
+CYCLIC = ("sup-tickets", "swa", "ensemble", "free-tickets")  # those that end in cycles
+PREDICTION_ENSEMBLES = ("ensemble", "free-tickets")  # those whose result is the tickets together
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data": tuple(DATA),
     "method": tuple(METHODS),
@@ -41,13 +51,16 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "explore_at": ("start", "end"),
     "schedule": tuple(CYCLES),
     "decay": ("constant", "cosine"),
+    "milestones_of": ("normal", "training"),
     "precision": ("auto", "fp32", "bf16", "fp64"),
     "log": ("none", "tensorboard", "wandb"),
 }
 # Where things are and how they are kept, not what is done: no part of a run's identity.
-_PLACE = ("data_dir", "workers", "checkpoint_every", "log")
+_UNSAID = ("workers", "checkpoint_every", "log")
+_PLACE = ("data_dir", *_UNSAID)
+_BASE = ("epochs", "cycles", "lr")  # what a booster derives its own settings from
 _AT_LEAST = {
-    **dict.fromkeys(("epochs", "batch_size", "interval", "cycles"), 1),
+    **dict.fromkeys(("epochs", "batch_size", "interval", "cycles", "members"), 1),
     **dict.fromkeys(("lr", "momentum", "weight_decay", "warmup_epochs", "prune_epochs", "cycle_epochs"), 0),
     **dict.fromkeys(("lr_low", "lr_high", "evaluate_every", "workers", "seed", "checkpoint_every"), 0),
 }
@@ -80,9 +93,8 @@ class Settings:
     weight_decay: float = option("weight decay")
     label_smoothing: float = option("label smoothing")
     warmup_epochs: float = option("epochs of linear warm-up of the learning rate")
-    milestones: tuple[float, ...] = option(
-        "fractions of the normal phase after which the rate is divided by 10"
-    )
+    milestones: tuple[float, ...] = option("fractions after which the rate is divided by 10")
+    milestones_of: str = option("what they are fractions of: normal (the epochs before the cycles), training")
     interval: int = option("steps between two changes of connections")
     rate: float = option("share of the connections that a change prunes and grows")
     decay: str = option("how that share changes: constant, cosine")
@@ -92,7 +104,7 @@ class Settings:
     cycle_epochs: float = option("epochs of a cycle")
     lr_low: float = option("lowest learning rate of a cycle")
     lr_high: float = option("highest learning rate of a cycle")
-    schedule: str = option("shape of a cycle: triangle, swa, fge")
+    schedule: str = option("shape of a cycle: triangle, swa, fge, steps")
     explore_rate: float = option("share of the connections that the exploration of a cycle prunes and grows")
     explore_at: str = option("when a cycle explores: start, end")
     include_start: bool = option("take the network before the cycles as a ticket too")
@@ -101,6 +113,14 @@ class Settings:
     prune: str = option("how the average is pruned: global, layer")
     prune_when: str = option("when the average is pruned: each, end")
     batch_norm: str = option("batch-norm statistics of the average: average, recompute")
+    criteria: tuple[str, ...] = option(
+        "prune:grow to explore by, one for all cycles or one for each (else the method's own)", ()
+    )
+    keep_tickets: bool = option("save the single tickets of the cycles too", False)
+    members: int = option("members of batch-ensemble (4), heads of tree-net (3)", 1)
+    teachers: tuple[str, ...] = option(
+        "runs with kept tickets, or ticket files, that teach the student (else a first run makes them)", ()
+    )
     seed: int = option("seed of everything random", 1)
     device: str = option("cpu, cuda or auto", "auto")
     precision: str = option("fp32, bf16, fp64, or auto: bf16 on a GPU, fp32 elsewhere", "auto")
@@ -123,12 +143,62 @@ class Settings:
         for name, least in _AT_LEAST.items():
             if not least <= getattr(self, name) < float("inf"):
                 raise SparsityError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
-        if self.booster != "none" and self.cycles * self.cycle_epochs >= self.epochs:
+        self._check_booster()
+
+    def _check_booster(self) -> None:
+        """Refuse what does not go with the booster."""
+        makes_teachers = self.booster == "distillation" and not self.teachers
+        if (self.cyclic or makes_teachers) and self.cycles * self.cycle_epochs >= self.epochs:
             needed = int(self.cycles * self.cycle_epochs) + 1
             raise SparsityError(
                 f"{self.epochs} epochs are too few for {self.cycles} cycles of {self.cycle_epochs:g}: use at "
                 f"least {needed} epochs, fewer cycles, or --booster none"
             )
+        if self.booster == "swa" and self.explore_rate:
+            raise SparsityError(
+                "swa does not explore in its cycles: use --explore-rate 0, or --booster sup-tickets with "
+                "--schedule swa"
+            )
+        if self.teachers and self.booster != "distillation":
+            raise SparsityError("--teachers need a student: use --booster distillation")
+        if len(self.criteria) not in (0, 1, self.cycles):
+            raise SparsityError(
+                f"--criteria takes one prune:grow for all cycles or one for each of the {self.cycles}, not "
+                f"{len(self.criteria)}"
+            )
+        for pair in self.criteria:
+            prune, colon, grow = pair.partition(":")
+            if not colon:
+                raise SparsityError(f"--criteria takes prune:grow, such as magnitude:gradient, not {pair!r}")
+            prune_criterion(prune), grow_criterion(grow)
+
+    @property
+    def cyclic(self) -> bool:
+        """Whether the last part of the training is cycles."""
+        return self.booster in CYCLIC
+
+    @property
+    def keeps(self) -> bool:
+        """Whether single tickets are kept."""
+        return self.cyclic and (self.keep_tickets or self.booster in PREDICTION_ENSEMBLES)
+
+    @property
+    def target(self) -> float:
+        """The sparsity that the final network is to have; 0 for a dense one, unless SWA prunes it."""
+        return 0.0 if self.method == "dense" and self.booster != "swa" else self.sparsity
+
+    def command(self) -> str:
+        """A command line for these settings: the recipe, and what differs from it."""
+        given = {key: value for key, value in self.as_dict().items() if value is not None}
+        named = {"recipe": self.recipe, "booster": self.booster}
+        default = {f.name: f.default for f in dataclasses.fields(self)}
+        default |= _values({**named, **{key: given[key] for key in _BASE}})
+        default |= {key: _values(named)[key] for key in _BASE}
+        default |= {"booster": "sup-tickets", "recipe": None}
+        default |= {"recipe": "digits"} if _recipe_for(self.data) == "digits" else {}
+        shown = [key for key in given if key not in _UNSAID and not _alike(given[key], default[key])]
+        words = [word for key in shown for word in _words(key, given[key])]
+        return shlex.join(["suptickets", "train", *words])
 
     def as_dict(self) -> dict[str, Any]:
         """For `config.json`."""
@@ -154,6 +224,17 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _words(name: str, value: Any) -> list[str]:
+    """A setting on the command line."""
+    if isinstance(value, bool):
+        return [flag(name) if value else f"--no-{name.replace('_', '-')}"]
+    return [flag(name), *map(str, value if isinstance(value, list) else [value])]
+
+
+def _alike(value: Any, default: Any) -> bool:
+    return bool(value == (list(default) if isinstance(default, tuple) else default))
+
+
 def recipes() -> dict[str, dict[str, Any]]:
     """All recipes: name -> summary and settings."""
     folder = files("suptickets") / "recipes"
@@ -165,14 +246,41 @@ def recipes() -> dict[str, dict[str, Any]]:
 
 
 def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Settings:
-    """Settings from flags, over a file, over a recipe."""
-    given = {**(read_config(config) if config else {}), **flags}
+    """Settings from flags, over a file, over what the booster asks for, over a recipe."""
+    return build(_values({**(read_config(config) if config else {}), **flags}))
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, over what the booster asks for, over a recipe."""
     known = recipes()
     name = given.get("recipe") or _recipe_for(given.get("data", "digits"))
     if name not in known:
         raise unknown("recipe", name, known)
     recipe = {key: value for key, value in known[name].items() if key != "summary"}
-    return build({**recipe, **given, "recipe": name})
+    return {**recipe, **_asked_by_booster({**recipe, **given}, given), **given, "recipe": name}
+
+
+def _asked_by_booster(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a booster needs otherwise than the recipe has it.
+
+    FreeTickets' published settings for CIFAR, as shares: 450 epochs where others have 250, a third of them at
+    the first rate, then cycles, each half at a tenth of it and half at a hundredth.
+    """
+    booster = given.get("booster")
+    if booster == "swa":
+        return {"schedule": "swa", "explore_rate": 0.0}
+    if booster in ("tree-net", "batch-ensemble"):
+        return {"members": 3 if booster == "tree-net" else 4}
+    if booster != "free-tickets":
+        return {}
+    hints = get_type_hints(Settings)
+    epochs, cycles, lr = (_typed(name, values[name], hints[name]) for name in _BASE)
+    epochs = epochs if "epochs" in given else round(1.8 * epochs)
+    return {
+        **{"epochs": epochs, "cycle_epochs": epochs * 2 / 3 / max(cycles, 1)},
+        **{"milestones": [], "lr_low": lr / 100, "lr_high": lr / 10},
+        **{"schedule": "steps", "explore_rate": 0.8, "explore_at": "end"},
+    }
 
 
 def _recipe_for(data: str) -> str:
@@ -226,7 +334,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return None if value is None else _typed(name, value, get_args(hint)[0])
     if get_origin(hint) is tuple:
         values = value if isinstance(value, list | tuple) else [value]
-        return tuple(_typed(name, one, float) for one in values)
+        return tuple(_typed(name, one, get_args(hint)[0]) for one in values)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is float and isinstance(value, str):  # YAML takes 1e-3 for text

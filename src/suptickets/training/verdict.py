@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+SUPERPOSING = ("sup-tickets", "swa")  # the boosters whose result is the superposed ticket
 CAUSES = (
     "the usual causes: cycles too short to recover from the exploration (--cycle-epochs), a restart rate "
     "that leaves the basin (--lr-high), too few steps before the cycles"

@@ -1,0 +1,148 @@
+"""The end of a run: its networks, what they are worth, what they cost."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from suptickets.baselines import Ensemble, Members
+from suptickets.measure.flops import flops
+from suptickets.measure.predictions import Tally
+from suptickets.training.folder import RunFolder
+from suptickets.training.panel import Panel, details
+from suptickets.training.settings import PREDICTION_ENSEMBLES
+
+if TYPE_CHECKING:
+    from suptickets.training.loop import Trainer
+
+
+def finish(trainer: Trainer, folder: RunFolder) -> dict[str, Any]:
+    """Score the final network and the kept tickets, write everything; returns the summary."""
+    singles = _singles(trainer)
+    final = _final(trainer, singles)
+    summary = _summary(trainer, folder, final, singles)
+    about = {"settings": trainer.settings.as_dict(), "parameters": summary["parameters"]}
+    own = {**about, **{key: summary[key] for key in ("nonzero", "tickets")}}
+    first = trainer.processes.first
+    first(lambda: folder.save_ticket(final.state_dict(), own))
+    single = {**about, "nonzero": trainer.network.nonzero}
+    for number, ticket in enumerate(singles, 1):
+        first(partial(folder.save_ticket, ticket.state_dict(), single, number))
+    first(lambda: folder.save_summary(summary))
+    return summary
+
+
+def _singles(trainer: Trainer) -> list[nn.Module]:
+    """The tickets of the cycles, if they are kept; the network before the cycles is not one of them."""
+    if trainer.tickets is None or not trainer.settings.keeps:
+        return []
+    return trainer.tickets.tickets[trainer.settings.include_start :]
+
+
+def _final(trainer: Trainer, singles: list[nn.Module]) -> nn.Module:
+    """The network of `ticket.safetensors`."""
+    s, p = trainer.settings, trainer.processes
+    if trainer.tickets is None:
+        return trainer.network.densify()
+    if s.booster == "free-tickets":  # they do not share a basin
+        return singles[-1]
+    loader = trainer.data.train_batches(s.batch_size, s.seed, s.epochs, device=p.device, dtype=trainer.dtype)
+    return trainer.tickets.ticket(loader if s.batch_norm == "recompute" else None)
+
+
+def _summary(
+    trainer: Trainer, folder: RunFolder, final: nn.Module, singles: list[nn.Module]
+) -> dict[str, Any]:
+    s, total = trainer.settings, trainer.network.parameters_total
+    tally, panel = trainer.tally(final), _panel(trainer, final, singles)
+    together = s.booster in PREDICTION_ENSEMBLES and panel is not None
+    result: Tally = panel.ensemble if together and panel is not None else tally
+    superposed = trainer.tickets is not None and s.booster != "free-tickets"
+    layers = _layers(trainer, superposed=superposed)
+    nonzero = sum(layer["nonzero"] for layer in layers)
+    names = ("data", "model", "method", "booster", "recipe", "seed", "epochs")
+    return {
+        "run": str(folder.path),
+        **{key: getattr(s, key) for key in names},
+        "target_sparsity": s.target,
+        "sparsity": 1 - nonzero / total,
+        "nonzero": nonzero,
+        "parameters": total,
+        **result.scores().as_dict(),
+        **details(result),
+        "start": None if trainer.start is None else trainer.start.as_dict(),
+        "tickets": [ticket.as_dict() for ticket in trainer.scores],
+        "superposed": tally.scores().as_dict() if superposed else None,
+        "ensemble": panel.ensemble.scores().as_dict() if panel is not None and singles else None,
+        "diversity": None if panel is None else panel.difference(),
+        "explored": trainer.explored.rate,
+        "layers": layers,
+        "train_flops_ratio": _train_ratio(trainer),
+        "test_flops_ratio": _test_ratio(trainer, singles if together else [final]),
+        "seconds": round(time.monotonic() - trainer.began, 3),
+        "command": s.command(),
+        "versions": versions(),
+        "hardware": hardware(trainer.processes.device),
+    }
+
+
+def _panel(trainer: Trainer, final: nn.Module, singles: list[nn.Module]) -> Panel | None:
+    """The kept tickets, or the members of the network, on the test data."""
+    if singles:
+        return trainer.panel(Ensemble(singles))
+    return trainer.panel(final) if isinstance(final, Members) else None
+
+
+def _layers(trainer: Trainer, *, superposed: bool) -> list[dict[str, Any]]:
+    """Living connections of the final network, layer by layer."""
+    layers = trainer.network.layers
+    living = {name: layer.nonzero for name, layer in layers.items()}
+    if superposed and trainer.tickets is not None:
+        living |= trainer.tickets.counts()
+    return [
+        {
+            "name": name,
+            "shape": list(layer.shape),
+            "size": layer.size,
+            "nonzero": living[name],
+            "sparsity": 1 - living[name] / layer.size,
+        }
+        for name, layer in layers.items()
+    ]
+
+
+def _train_ratio(trainer: Trainer) -> float:
+    """FLOPs of the training, as a share of training the plain dense network.
+
+    A batch is divided among the members of BatchEnsemble in training, and repeated in the pass that was
+    counted.
+    """
+    s = trainer.settings
+    passes = s.members if s.booster == "batch-ensemble" else 1
+    return trainer.cost.ratio * trainer.relative / passes + trainer.teaching
+
+
+def _test_ratio(trainer: Trainer, networks: list[nn.Module]) -> float:
+    return sum(flops(network, trainer.example()).ratio for network in networks) * trainer.relative
+
+
+def versions() -> dict[str, str]:
+    """Of what decides a result."""
+    from suptickets import __version__
+
+    known = {"suptickets": __version__, "python": platform.python_version()}
+    return {**known, "torch": str(torch.__version__), "numpy": np.__version__}
+
+
+def hardware(device: torch.device) -> str:
+    """What the run was done on, in a few words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} of {os.cpu_count()} CPU threads, {platform.machine()}"

@@ -1,0 +1,69 @@
+"""Distillation in a run: its teachers are trained first, in a folder inside its own, or given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suptickets.baselines import Distillation
+from suptickets.errors import SparsityError
+from suptickets.measure.flops import flops
+from suptickets.training import build, saved
+from suptickets.training.folder import RunFolder
+from suptickets.training.progress import Progress
+from suptickets.training.saved import Saved
+from suptickets.training.settings import Settings
+from suptickets.training.stop import Interrupted
+
+if TYPE_CHECKING:
+    from suptickets.training.loop import Trainer
+
+
+def given(settings: Settings) -> list[Saved]:
+    """The teachers that the settings name: single tickets of runs, final networks of others, files."""
+    return _found(settings, [Path(path) for path in settings.teachers])
+
+
+def trained(trainer: Trainer, folder: RunFolder, progress: Progress) -> tuple[list[Saved], float]:
+    """The single tickets of a run that is done first, and the FLOPs of its training.
+
+    It has a folder of its own inside the student's, and with it a checkpoint and a result: whichever of the
+    two is interrupted goes on.
+    """
+    own = RunFolder(folder.teachers)
+    settings = replace(trainer.settings, booster="sup-tickets", keep_tickets=True)
+    first = trainer.processes.first
+    done = first(lambda: own.look(settings))
+    if done is None:
+        progress.say(f"the teachers first, in {own.path}")
+        first(lambda: own.begin(settings))
+        try:
+            done = type(trainer)(settings, trainer.data, trainer.processes).run(own, progress, lambda _: None)
+        except Interrupted as error:
+            raise Interrupted(
+                f"stopped while the teachers were trained: suptickets train --resume {folder.path} goes on"
+            ) from error
+        progress.say("now the student")
+    return _found(trainer.settings, [own.path]), float(done["train_flops_ratio"])
+
+
+def distillation(trainer: Trainer, teachers: list[Saved]) -> tuple[Distillation, float]:
+    """The student's loss, and what the teachers' passes cost, as a share of the dense training."""
+    device, dtype = trainer.processes.device, trainer.dtype
+    models = [one.load(trainer.data, device).to(dtype=dtype) for one in teachers]
+    dense = trainer.cost.dense / trainer.relative
+    passes = sum(flops(model, trainer.example()).sparse for model in models) / 3 / dense
+    return Distillation(models, hard=partial(build.loss, trainer.settings)), passes
+
+
+def _found(settings: Settings, paths: list[Path]) -> list[Saved]:
+    found: list[Saved] = []
+    for path in paths:
+        single = not path.is_dir() or bool(RunFolder(path).singles())
+        found += saved.singles(path) if single else [saved.result(path)]
+    strangers = {one.settings.data for one in found} - {settings.data}
+    if strangers:
+        raise SparsityError(f"the teachers know {', '.join(sorted(strangers))}, not {settings.data}")
+    return found
