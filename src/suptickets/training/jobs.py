@@ -8,16 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
+from threading import Thread
+from typing import IO, TypeAlias
 
 from suptickets.training.folder import TrainingError
 from suptickets.training.progress import print_plain
 from suptickets.training.stop import Interrupted, asked_to_stop
 
 CONTROL = "nvidia-cuda-mps-control"
+Run: TypeAlias = tuple[subprocess.Popen[str], Thread]  # and who passes its messages on
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def run_together(
 
     Their messages get the name. One that fails does not stop the others. A request to stop is passed on.
     """
-    waiting, running = list(commands), dict[str, subprocess.Popen[str]]()
+    waiting, running = list(commands), dict[str, Run]()
     failed: list[str] = []
     told = False
     with asked_to_stop() as stop:
@@ -54,10 +55,12 @@ def run_together(
                 running[name] = _start(name, commands[name], environment or {})
             if stop and not told:
                 told = True
-                for process in running.values():
+                for process, _ in running.values():
                     process.send_signal(stop[0])
-            for name in [name for name, process in running.items() if process.poll() is not None]:
-                failed += [name] if running.pop(name).returncode else []
+            for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
+                process, messages = running.pop(name)
+                messages.join()
+                failed += [name] if process.returncode else []
             time.sleep(0.05)
         if stop:
             raise Interrupted("stopped: the same command goes on")
@@ -65,7 +68,7 @@ def run_together(
         raise TrainingError(f"{len(failed)} of {len(commands)} runs failed: {', '.join(failed)} (see above)")
 
 
-def _start(name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def _start(name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Run:
     process = subprocess.Popen(
         [sys.executable, "-m", "suptickets", *arguments],
         env={**os.environ, **environment},
@@ -75,8 +78,9 @@ def _start(name: str, arguments: Sequence[str], environment: Mapping[str, str]) 
         start_new_session=True,
     )
     assert process.stderr is not None
-    threading.Thread(target=_pass_on, args=(name, process.stderr), daemon=True).start()
-    return process
+    messages = Thread(target=_pass_on, args=(name, process.stderr), daemon=True)
+    messages.start()
+    return process, messages
 
 
 def _pass_on(name: str, lines: IO[str]) -> None:
