@@ -1,12 +1,16 @@
 """`suptickets reproduce`, and `suptickets report` on what it stored."""
 
 import json
+import os
 
 import pytest
 from experiments_tiny import CHANGES, data
+from report_runs import make_run
 
 from suptickets.cli import main
-from suptickets.experiments import reproduction
+from suptickets.experiments import EXPERIMENTS, reproduction
+from suptickets.experiments.plan import Reading
+from suptickets.experiments.store import Store
 
 CELLS = "method=rigl,sparsity=0.9"
 
@@ -52,8 +56,77 @@ def test_missing_data_show_in_the_exit_status(tiny, tmp_path, capsys):
     where = data(tmp_path / "data")
     for file in (where / "cifar-100-python").iterdir():
         file.write_bytes(b"")
-    assert reproduce("--data-dir", str(where), "--out", str(tmp_path / "r")) == 1
-    assert "without cifar100: " in capsys.readouterr().err
+    for _ in range(2):
+        assert reproduce("--data-dir", str(where), "--out", str(tmp_path / "r")) == 1
+        told = capsys.readouterr()
+        assert "without cifar100: " in told.err and "93.48 ± 0.16" in told.out
+
+
+def stored(where, *damage):
+    cell = EXPERIMENTS["vgg16"].cells("method=rigl,data=cifar10")[0]
+    mode = {"scale": 1.0, "separate": False, "changes": {}}
+    key = Reading.of(cell.settings()).key
+    Store(where).add({"cell": key, "seed": 1, **mode, "measures": {"accuracy": 0.9}})
+    with (where / "cifar10-vgg16.jsonl").open("a") as file:
+        file.writelines(f"{line}\n" for line in damage)
+
+
+def test_report_tells_damaged_lines(tmp_path, capsys):
+    stored(tmp_path, "{", "")
+    assert main(["report", str(tmp_path), "--format", "md"]) == 0
+    told = capsys.readouterr().err
+    assert told == f"{tmp_path / 'cifar10-vgg16.jsonl'}, line 2 is damaged: skipped, and left as it is\n"
+    (tmp_path / "cifar10-vgg16.jsonl").write_text("{\n")
+    assert main(["report", str(tmp_path)]) == 2
+    _, last = capsys.readouterr().err.splitlines()
+    assert last == f"suptickets: all results in {tmp_path} are damaged: run suptickets reproduce again"
+
+
+def test_the_lines_of_a_run_are_no_damaged_results(tmp_path, capsys):
+    assert main(["report", str(make_run(tmp_path / "run")), "--format", "md"]) == 0
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_pages_of_some_experiments(tmp_path, capsys):
+    stored(tmp_path)
+    assert main(["report", str(tmp_path), "--experiment", "vgg16", "schedule", "--format", "md"]) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.md")) == ["schedule.md", "vgg16.md"]
+    assert main(["report", str(tmp_path), "--experiment", "vgg17"]) == 2
+    assert "did you mean 'vgg16'?" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), str(tmp_path), "--experiment", "vgg16"]) == 2
+    assert "--experiment needs one store" in capsys.readouterr().err
+
+
+def test_what_trains_nothing_has_a_page_too(tmp_path, capsys):
+    out = str(tmp_path / "r")
+    assert main(["reproduce", "schedule", "--out", out, "--executor", "debug"]) == 0
+    assert "suptickets report STORE --experiment" in capsys.readouterr().out
+    assert main(["report", out, "--experiment", "schedule"]) == 0
+    page = (tmp_path / "r" / "schedule.html").read_text()
+    assert page.count("<figure") == 1 and "suptickets report STORE --experiment schedule" in page
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "/dev/null", "{file}", "{file}/x"])
+def test_a_folder_that_cannot_be_made_is_said_in_one_line(tiny, tmp_path, capsys, place):
+    (tmp_path / "file").write_text("mine")
+    stored(tmp_path / "store")
+    out = place.format(file=tmp_path / "file")
+    data(tmp_path / "data")
+    for arguments in (
+        ["reproduce", "schedule"],
+        ["reproduce", "vgg16", "--cells", CELLS, "--data-dir", str(tmp_path / "data")],
+        ["report", str(tmp_path / "store")],
+    ):
+        assert main([*arguments, "--out", out]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"suptickets: cannot make the folder {out}") and told.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_page_replaces_no_device(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["report", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "pipe")]) == 2
+    assert "it is no plain file" in capsys.readouterr().err and (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(

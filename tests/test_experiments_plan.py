@@ -1,13 +1,14 @@
 """From cells to runs: what is shared, what it costs, what is refused."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from experiments_tiny import run as reproduce_tiny
 
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, select
-from suptickets.experiments.estimate import about_model, cost
+from suptickets.experiments.estimate import about_model, cost, tree
 from suptickets.experiments.plan import Mode, Reading, drops, plan, run_of, trunk_of, wanted
 from suptickets.experiments.reproduction import reproduce
 from suptickets.training.build import learning_rate
@@ -35,6 +36,38 @@ def test_the_ablations_share_even_more():
     alone = sum(epochs([name], "model=vgg16", SEPARATE) for name in ABLATIONS)
     assert alone == (21 + 12 + 9 + 2 + 38 + 12 + 12) * 250
     assert epochs(ABLATIONS, "model=vgg16") <= 0.25 * alone
+
+
+def test_the_dry_run_counts_as_the_documents_do(tmp_path, capsys):
+    """Separate, each experiment on its own as in the paper; what is then trained once is said."""
+    options = {"cells": "model=vgg16", "seeds": 1, "dry_run": True, "out": tmp_path / "r"}
+    forked, alone = (reproduce(ABLATIONS, separate=s, **options)["epochs"] for s in (False, True))
+    assert alone == sum(epochs([name], "model=vgg16", SEPARATE) for name in ABLATIONS)
+    assert forked <= 0.25 * alone
+    once = epochs(ABLATIONS, "model=vgg16", SEPARATE)
+    assert (
+        once < alone and f"are trained once: {once // 250} runs, {once:,} epochs" in capsys.readouterr().err
+    )
+    documents = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text()
+    assert f"| {alone:,} | {forked:,} | {forked / alone:.2f} |" in documents
+
+
+def test_the_tree_tells_separate_runs_apart(capsys, tmp_path):
+    options = {"seeds": 1, "dry_run": True, "separate": True, "out": tmp_path / "r"}
+    reproduce(["averaging", "batch-norm"], cells="model=vgg16,sparsity=0.9,data=cifar100", **options)
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "triangle to 0.005, rule cima, beta 0.9): 250 epochs, seed 1" in told
+    assert "triangle to 0.005, rule caa): 250 epochs, seed 1" in told
+    assert "triangle to 0.005, batch norm recompute): 250 epochs, seed 1" in told
+    assert "seeds" not in told
+
+
+def test_seeds_are_named_once_each_in_order():
+    few = tasks(["vgg16"], "method=rigl,sparsity=0.9,data=cifar10", SEPARATE, seeds=3)
+    shown = [node.label for node in tree([*few[::-1], *few]).children]
+    assert len(shown) == 2 and all(line.endswith(", seeds 1 to 3") for line in shown)
+    shown = [node.label for node in tree([t for t in few if t.seed != 2]).children]
+    assert all(line.endswith(", seeds 1, 3") for line in shown)
 
 
 def test_a_table_from_other_tables_trains_nothing_of_its_own():

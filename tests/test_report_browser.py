@@ -4,7 +4,7 @@ import pytest
 from report_browser import CHROMIUM, Browser
 from report_runs import figure_cells, make_cells, make_run
 
-from suptickets.report import FIGURES, experiment_page, read_runs, write_page, write_report
+from suptickets.report import FIGURES, CellResult, Ours, experiment_page, read_runs, write_page, write_report
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here: install Debian's package `chromium`"
@@ -18,6 +18,10 @@ PLOTS = """[...document.querySelectorAll(".plot svg")].map((plot) => {
   const words = [...plot.querySelectorAll("text")].filter((word) => word.getBoundingClientRect().width > 0);
   return [plot.closest("figure").id, box.width, box.height, drawn.width, words.length, box.right];
 })"""
+NAMES = """[...document.querySelectorAll(".plot svg text")].map((word) => [
+  word.textContent.trim(),
+  word.getBoundingClientRect().right - word.closest("svg").getBoundingClientRect().right,
+])"""
 COLUMN = """[...document.querySelectorAll("#table-settings tbody tr")]
   .map((row) => row.cells[%d].textContent)"""
 
@@ -73,6 +77,22 @@ def test_a_page_is_quiet_whole_and_fits_the_screen(browser, pages, name, width, 
         assert all(size > 0 for size in sizes), name
         assert right <= width, name
     assert browser.js("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_of_colours_stay_in_their_plot(browser, tmp_path, width):
+    rules = ["rule cia", "rule caa", *(f"rule cima, beta 0.{n}" for n in (1, 2, 5, 8, 9))]
+    cells = [
+        CellResult({"data": data, "sparsity": 0.9}, rule, "accuracy", None, Ours(0.7, 0.01, 3))
+        for data in ("cifar10", "cifar100")
+        for rule in rules
+    ]
+    page = experiment_page("a", "b", cells, figure=FIGURES["averaging"])
+    (path,) = write_page(page, tmp_path / "page.html")
+    browser.open(path, width)
+    words = browser.js(NAMES)
+    assert {word for word, _ in words} >= set(rules) and len(words) >= 14
+    assert all(over <= 0 for _, over in words), words
 
 
 def test_words_are_large_enough_on_a_phone(browser, pages):

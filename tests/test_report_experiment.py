@@ -18,6 +18,7 @@ from suptickets.report import (
     read_runs,
 )
 from suptickets.report.cells import telling
+from suptickets.report.chart import drawn
 from suptickets.report.html import html
 from suptickets.report.text import latex, markdown
 
@@ -178,6 +179,53 @@ def test_notes_are_rows_of_their_own_in_text():
     assert sum(line.startswith("paper &") for line in latex(page).splitlines()) == 6
     assert r"$\sigma$" in latex(page)
     assert r"\textbf{" in latex(page)
+
+
+def test_text_says_what_the_reader_must_know():
+    page = experiment_page("VGG-16", "Table 1", make_cells(), notes=["A trial (100 %).", "Forked."])
+    head, *_ = markdown(page).partition("\n## ")
+    assert "\n\nA trial (100 %).\n\nForked.\n" in head
+    captions = [line for line in latex(page).splitlines() if line.startswith(r"\caption")]
+    assert len(captions) == len(page.tables())
+    assert all(line.endswith(r". A trial (100 \%). Forked.}") for line in captions)
+
+
+def test_how_to_run_an_experiment_again():
+    made = {"versions": {"torch": "2.13"}, "hardware": "CPU", "revision": "abc"}
+    page = experiment_page("a", "b", make_cells(), command="first\nsecond", results=[made, made])
+    again = page.sections[-1].blocks
+    assert [(block.title, list(block.lines)) for block in again] == [
+        ("Commands", ["first", "second"]),
+        ("Made with", ["torch 2.13; CPU; revision abc"]),
+    ]
+
+
+@pytest.mark.parametrize("sd", [None, 0.0, 0.05])
+@pytest.mark.parametrize("mean", [0.0, 0.5, 1.0])
+def test_bars_of_equal_height_are_seen_and_deviations_whole(mean, sd):
+    rules = [f"rule cima, beta 0.{n}" for n in range(7)]
+    cells = [
+        CellResult({"data": "cifar100", "sparsity": 0.9}, rule, "accuracy", None, Ours(mean, sd, 3))
+        for rule in rules
+    ]
+    (plot,) = FIGURES["averaging"](cells)
+    with drawn(plot) as chart:
+        bottom, top = chart.axes.get_ylim()
+        bars = [bar.get_height() for bar in chart.axes.patches]
+        assert len(bars) == 7 and all(height > 0 for height in bars) or mean == 0
+        assert bottom >= 0 and (mean == 0 or bottom < mean - (sd or 0)) and top >= mean + (sd or 0)
+
+
+@pytest.mark.parametrize("length", [1, 8, 12, 19, 26, 60])
+def test_names_of_colours_lie_within_the_plot(length):
+    names = [f"{n}" + "m" * (length - 1) for n in range(7)]
+    cells = [cell(0.9, variation=name) for name in names]
+    (plot,) = FIGURES["averaging"](cells)
+    with drawn(plot) as chart:
+        chart.figure.draw_without_rendering()
+        (legend,) = chart.figure.legends
+        assert legend.get_window_extent().width <= chart.figure.bbox.width
+        assert len(legend.texts) == 7
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -97,6 +97,7 @@ def parser() -> Parser:
     reporting.add_argument("path", nargs="+", help="run folders, or folders that hold some")
     reporting.add_argument("--out", default=None, help="file, or for plots folder (default: in the runs')")
     reporting.add_argument("--format", default="html", choices=[*FORMATS], help="page, tables, or plots")
+    reporting.add_argument("--experiment", nargs="+", default=[], help="of a store: only these pages")
     reporting.add_argument("--scale", type=float, default=None, help="of a store: results of this scale")
     own = "of a store: results of runs of their own, or of forks"
     reporting.add_argument("--separate", action=argparse.BooleanOptionalAction, default=None, help=own)
@@ -192,7 +193,8 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def write_run_page(run: Path) -> None:
     """The page of a run that is done; whatever goes wrong with it, the run stays done."""
-    if RunFolder(run).report.exists():
+    folder = RunFolder(run)
+    if folder.report.exists() and folder.report.stat().st_mtime >= folder.summary.stat().st_mtime:
         return
     try:
         write_report([run])
@@ -238,9 +240,15 @@ def _reproduce(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
-    if len(arguments.path) == 1 and Store(arguments.path[0]).read():
-        which = {"scale": arguments.scale, "separate": arguments.separate}
-        written = write_pages(arguments.path[0], out=arguments.out, format=arguments.format, **which)
+    store, names = Store(arguments.path[0]), arguments.experiment
+    if names and len(arguments.path) > 1:
+        raise SparsityError("--experiment needs one store: give one folder of results")
+    found = store.read_aloud() if len(arguments.path) == 1 else []
+    if store.damaged and not found:
+        raise SparsityError(f"all results in {store.folder} are damaged: run suptickets reproduce again")
+    if found or names:
+        which = {"scale": arguments.scale, "separate": arguments.separate, "format": arguments.format}
+        written = write_pages(store.folder, names, arguments.out, **which)
     else:
         written = write_report(arguments.path, arguments.out, format=arguments.format)
     return {"path": str(written[0] if len(written) == 1 else written[0].parent)}
@@ -252,11 +260,12 @@ def _list(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _flops(arguments: argparse.Namespace) -> dict[str, Any]:
-    classes = arguments.classes or (1000 if arguments.model.endswith("imagenet") else 100)
+    usual = 1000 if arguments.model.endswith("imagenet") else 100
+    classes = usual if arguments.classes is None else arguments.classes
     model = build_model(arguments.model, classes, size=arguments.size)
     size = arguments.size or MODELS[arguments.model].size
     network = sparsify(model, Static(arguments.sparsity, distribution=arguments.distribution), seed=0)
-    counted = flops(model, torch.zeros(1, 3, size, size))
+    counted = flops(model, torch.empty(1, 3, size, size, device="meta"))
     layers = [
         {
             "name": n,
@@ -367,13 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.json:
         print(json.dumps(result))
     else:
-        shown = {
-            "train": _show_train,
-            "evaluate": _show_evaluate,
-            "reproduce": show_reproduced,
-            "bench": show,
-        }
-        shown.get(parsed.command, _show)(result, Console())
+        SHOWN.get(parsed.command, _show)(result, Console())
     return int(bool(result.get("missing") or result.get("failed")))
 
 

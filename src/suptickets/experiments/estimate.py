@@ -13,7 +13,7 @@ import torch
 from rich.tree import Tree
 
 from suptickets.experiments.cells import Cell
-from suptickets.experiments.plan import Reading, Task
+from suptickets.experiments.plan import AVERAGING, Reading, Task, default_settings
 from suptickets.measure.cost import training_flops
 from suptickets.measure.flops import Flops, flops
 from suptickets.measure.sparsity import sparsity
@@ -106,11 +106,19 @@ def tree(tasks: Sequence[Task]) -> Tree:
         same.setdefault(_shape(task), []).append(task.seed)
     for shape, seeds in same.items():
         first, *rest = shape.split("\n")
-        times = "" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
-        node = root.add(first + times)
+        node = root.add(f"{first}, {_seeds(seeds)}")
         for line in rest:
             node.add(line)
     return root
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Each once, from the first."""
+    first, *rest = sorted(set(seeds))
+    if not rest:
+        return f"seed {first}"
+    gapless = rest[-1] - first == len(rest)
+    return f"seeds {first} to {rest[-1]}" if gapless else f"seeds {', '.join(map(str, [first, *rest]))}"
 
 
 def _shape(task: Task) -> str:
@@ -130,8 +138,15 @@ def _shape(task: Task) -> str:
 def _cycles(run: Settings) -> str:
     if not run.cyclic:
         return ""
-    criteria = "".join(f", {pair}" for pair in run.criteria)
-    return f" ({run.cycles} cycles of {run.cycle_epochs:g}, {run.schedule} to {run.lr_high:g}{criteria})"
+    others = "".join(f", {part}" for part in [*run.criteria, *_averaging(run)])
+    return f" ({run.cycles} cycles of {run.cycle_epochs:g}, {run.schedule} to {run.lr_high:g}{others})"
+
+
+def _averaging(run: Settings) -> list[str]:
+    """How its tickets are combined, where it is not the default."""
+    default = default_settings(run.data)
+    changed = [name for name in AVERAGING if getattr(run, name) != getattr(default, name)]
+    return [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in changed]
 
 
 def _reads(readings: Sequence[Reading]) -> str:

@@ -70,7 +70,7 @@ class Reading:
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Reading:
         """Of a cell's settings."""
-        full, default = resolve(settings), _default(settings["data"])
+        full, default = resolve(settings), default_settings(settings["data"])
         forgotten: tuple[str, ...] = ()
         if full.booster in ("none", "tree-net", "batch-ensemble"):
             forgotten += CYCLES
@@ -222,7 +222,7 @@ def _any_length(run: Settings) -> Settings:
 
 
 @cache
-def _default(data: str) -> Settings:
+def default_settings(data: str) -> Settings:
     """What the recipe for these data says."""
     return resolve({"data": data})
 
@@ -246,7 +246,7 @@ def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
     if not mode.separate and run.booster == "none":
         run = replace(run, milestones=_shares(drops(run), run.epochs), milestones_of="training")
     elif not mode.separate and run.booster in ("sup-tickets", "ensemble"):
-        default = _default(run.data)
+        default = default_settings(run.data)
         kept = {name: getattr(default, name) for name in AVERAGING}
         run = replace(run, **kept, booster="sup-tickets")
     return replace(run, seed=seed, keep_tickets=run.cyclic, **dict(mode.changes))
@@ -254,7 +254,7 @@ def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
 
 def trunk_of(run: Settings) -> Settings:
     """The normal phase of a run, as a run of its own: it ends where the cycles begin, or would begin."""
-    default, epochs = _default(run.data), start_of(run)
+    default, epochs = default_settings(run.data), start_of(run)
     forgotten = (*CYCLES, *AVERAGING, "explore_rate", "keep_tickets")
     kept = {name: getattr(default, name) for name in forgotten}
     milestones = _shares([drop for drop in drops(run) if drop <= epochs], epochs)

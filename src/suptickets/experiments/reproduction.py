@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,23 +62,29 @@ def reproduce(
     chosen = select([cell for name in names for cell in experiment(name).table], cells)
     seeds = None if seeds is None else whole("--seeds", seeds)
     store, runner = Store(out), Runner(out, executor, jobs)
-    records = store.read()
-    for line in store.damaged:
-        print_plain(f"{line} is damaged: skipped, and left as it is")
+    records = store.read_aloud()
     about = {"experiment": " ".join(names), "mode": str(mode)}
     if dry_run:
-        tasks = _tasks(chosen, seeds, Results(records, mode), mode)
+        tasks = _counted(chosen, seeds, Results(records, mode), mode)
         Console(stderr=True).print(tree(tasks))
         return {**about, **cost(tasks, records)}
     missing = _missing(chosen, seeds, Results(records, mode), mode, data_dir)
     there = [cell for cell in chosen if cell.data not in missing]
-    runner.run(
-        [Grow(mode, str(out), data_dir, task) for task in _tasks(there, seeds, Results(records, mode), mode)]
-    )
-    runner.run([Compare(mode, str(out), data_dir, *pair) for pair in _together(there, seeds, store, mode)])
+    job = (mode, str(out), data_dir, command(names, cells, seeds, mode, out))
+    runner.run([Grow(*job, task) for task in _tasks(there, seeds, Results(records, mode), mode)])
+    runner.run([Compare(*job, *pair) for pair in _together(there, seeds, store, mode)])
     found = table(chosen, Results(store.read(), mode), seeds)
     told = {"missing": list(missing.values()), "failed": runner.failed, "damaged": store.damaged}
-    return {**about, "cells": found, "notes": notes(mode), **told}
+    return {**about, "cells": found, "notes": notes(mode, chosen), **told}
+
+
+def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out: str | Path) -> str:
+    """What was run, to be copied: wherever the data are, and however many processes there were."""
+    options = {"--cells": cells, "--seeds": seeds, "--scale": None if mode.scale == 1 else f"{mode.scale:g}"}
+    given = [str(part) for pair in options.items() if pair[1] for part in pair]
+    separate = ["--separate"] * mode.separate
+    parts = ["suptickets", "reproduce", *names, *given, *separate, "--data-dir", "DATA", "--out", str(out)]
+    return shlex.join(parts)
 
 
 def _tasks(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode) -> list[Task]:
@@ -85,10 +92,28 @@ def _tasks(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mod
     return plan([pair for pair in wanted(cells, seeds) if pair not in results], mode)
 
 
+def _counted(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode) -> list[Task]:
+    """The plan to show: separate as in the paper, which ran each experiment on its own."""
+    once = _tasks(cells, seeds, results, mode)
+    if not mode.separate:
+        return once
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.experiment, []).append(cell)
+    tasks = [task for group in groups.values() for task in _tasks(group, seeds, results, mode)]
+    if len(tasks) > len(once):
+        epochs = sum(task.epochs for task in once)
+        print_plain(
+            f"counted by experiment; runs that several share are trained once: {len(once):,} runs, "
+            f"{epochs:,} epochs"
+        )
+    return tasks
+
+
 def _missing(
     cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode, data_dir: str | None
 ) -> dict[str, str]:
-    """Data that are needed and not there, and why; refuses if nothing is left to do without them."""
+    """Data that are needed and not there, and why; refuses if no cell is left without them."""
     tasks = _tasks(cells, seeds, results, mode)
     settings = {branch.settings.data: branch.settings for task in tasks for branch in task.branches}
     missing = {}
@@ -97,7 +122,7 @@ def _missing(
             load_data(name, located(run, data_dir).data_dir, run.workers)
         except SparsityError as error:
             missing[name] = f"without {name}: {error}"
-    if missing and len(missing) == len(settings):
+    if missing and missing.keys() == {cell.data for cell in cells if readings(cell)}:
         raise SparsityError(next(iter(missing.values())))
     for line in missing.values():
         print_plain(line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, experiment
 from suptickets.experiments.estimate import about_model, layers_of
 from suptickets.experiments.plan import TOGETHER, Mode, Reading, readings, together_key
-from suptickets.experiments.store import Results, Store, only_mode
+from suptickets.experiments.store import Results, Store, mode_of, only_mode
 from suptickets.measure.significance import kolmogorov_smirnov
 from suptickets.report import (
     FIGURES,
@@ -36,6 +36,7 @@ FORKED = (
     "Forked: runs share their training until the cycles begin, so plain runs drop the rate where those with "
     "cycles do."
 )
+DRAWN = "Nothing is trained for this: suptickets report STORE --experiment NAME makes its page."
 SEPARATE = "Separate: every cell has runs of its own, as in the paper."
 
 
@@ -121,15 +122,24 @@ def page(name: str, records: Sequence[Mapping[str, Any]], mode: Mode, where: str
     """The page of an experiment, from the results of one mode."""
     own, results = experiment(name), Results(records, mode)
     cells = [(cell, ours(cell, results)) for cell in own.cells(where)]
+    used = _used([cell for cell, _ in cells], records, mode)
+    commands = dict.fromkeys(str(one.get("command") or _command(name, mode, where)) for one in used)
     return experiment_page(
         own.title,
         own.place,
         [_shown(*cell) for cell in cells],
         figure=_schedule if name == "schedule" else FIGURES.get(name),
         mark=better_than(method="dense") if name == "granet-vs-dense" else best_among("booster"),
-        notes=notes(mode),
-        command=_command(name, mode, where),
+        notes=notes(mode, own.table),
+        command="\n".join(commands) or _command(name, mode, where),
+        results=used,
     )
+
+
+def _used(cells: Iterable[Cell], records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Mapping[str, Any]]:
+    """The results that these cells are read off."""
+    keys = [reading.key for cell in cells for reading in readings(cell)]
+    return [one for one in records if mode_of(one) == mode and one["cell"] in keys]
 
 
 def write_pages(
@@ -148,7 +158,8 @@ def write_pages(
     records = [
         r for r in Store(store).read() if scale in (None, r["scale"]) and separate in (None, r["separate"])
     ]
-    mode, place = only_mode(records), Path(out or store)
+    drawn = bool(names) and not any(trains(experiment(name).table) for name in names)
+    mode, place = Mode() if drawn else only_mode(records), Path(out or store)
     pages = {name: page(name, records, mode) for name in names or _with_results(records, mode)}
     files = [place / (name if format in ("png", "svg") else f"{name}.{format}") for name in pages]
     written = zip(pages.values(), files, strict=True)
@@ -161,13 +172,23 @@ def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]
     return [name for name, cells in trained.items() if any(ours(cell, results) for cell in cells)]
 
 
-def notes(mode: Mode) -> list[str]:
-    """What a reader of the numbers must know."""
+def trains(cells: Iterable[Cell]) -> bool:
+    """Whether these need a run at all."""
+    return any(readings(cell) for cell in cells)
+
+
+def notes(mode: Mode, cells: Iterable[Cell]) -> list[str]:
+    """What a reader of the numbers of these cells must know."""
+    if not trains(cells):
+        return [DRAWN]
     trial = f"A trial ({mode}): its numbers are not comparable with the paper's."
     return [SEPARATE if mode.separate else FORKED, *([trial] if mode.trial else [])]
 
 
 def _command(name: str, mode: Mode, where: str) -> str:
+    """For results that do not tell."""
+    if not trains(experiment(name).table):
+        return f"suptickets report STORE --experiment {name}"
     parts = ["suptickets reproduce", name, f"--cells {where}" if where else ""]
     parts += [f"--scale {mode.scale:g}" if mode.scale != 1 else "", "--separate" if mode.separate else ""]
     return " ".join(filter(None, parts))

@@ -42,11 +42,12 @@ ATTEMPTS = 3  # of a task whose process died without a word
 
 @dataclass(frozen=True)
 class Job:
-    """Something to do once, and where runs and results go; called in a process of its own."""
+    """Something to do once, where runs and results go, and the command that asked; called in a process."""
 
     mode: Mode
     out: str
     data_dir: str | None
+    command: str
 
     @property
     def name(self) -> str:
@@ -109,6 +110,7 @@ class Job:
             "settings": {key: value for key, value in settings.as_dict().items() if key != "data_dir"},
             "measures": {key: value for key, value in measures.items() if key not in own},
             "seconds": measures.get("seconds"),
+            "command": self.command,
             **provenance(settings),
         }
         Store(self.out).add(record)
@@ -312,12 +314,20 @@ class Runner:
             raise SparsityError("running experiments needs submitit: pip install submitit") from error
         if self.kind == "slurm" and shutil.which("srun") is None:
             raise SparsityError("there is no Slurm here (no srun): use --executor local")
-        (self.out / "runs").mkdir(parents=True, exist_ok=True)
-        (self.out / ".gitignore").write_text("runs/\n")
+        self._make()
         executor = submitit.AutoExecutor(self.out / "runs" / "jobs", cluster=self.kind)
         executor.update_parameters(timeout_min=LONGEST)
         with self._sharing():
             yield executor
+
+    def _make(self) -> None:
+        try:
+            (self.out / "runs").mkdir(parents=True, exist_ok=True)
+            (self.out / ".gitignore").write_text("runs/\n")
+        except OSError as error:
+            raise SparsityError(
+                f"cannot make the folder {self.out} ({error.strerror}): choose another --out"
+            ) from error
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:

@@ -18,6 +18,8 @@ from typing import Any
 
 from suptickets.errors import SparsityError
 from suptickets.experiments.plan import Mode, Reading
+from suptickets.training.folder import RunFolder
+from suptickets.training.progress import print_plain
 
 NEEDED = {"cell", "seed", "scale", "separate", "changes", "measures"}
 
@@ -34,7 +36,15 @@ class Store:
         """All results; `damaged` tells which lines could not be read."""
         self.damaged = []
         files = sorted(self.folder.glob("*.jsonl")) if self.folder.is_dir() else []
-        return [record for file in files for record in self._read(file)]
+        metrics = RunFolder(self.folder).metrics  # of a run, which is no store
+        return [record for file in files if file != metrics for record in self._read(file)]
+
+    def read_aloud(self) -> list[dict[str, Any]]:
+        """All results; says which lines could not be read."""
+        records = self.read()
+        for line in self.damaged:
+            print_plain(f"{line} is damaged: skipped, and left as it is")
+        return records
 
     def _read(self, file: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(_lines(file), 1):

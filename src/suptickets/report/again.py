@@ -12,10 +12,11 @@ from suptickets.report.measures import plain
 from suptickets.report.runs import INCIDENTAL, Run, varying
 
 
-def again(runs: Sequence[Run], command: str = "") -> Section:
-    """One command for all, or that of each run."""
-    commands = [plain(command)] if command else dict.fromkeys(_command(run) for run in runs)
-    machines = [line for line in dict.fromkeys(_machine(run) for run in runs) if line]
+def again(runs: Sequence[Run], command: str = "", results: Sequence[Mapping[str, Any]] = ()) -> Section:
+    """The commands that are given, a line each, or that of each run; `results` tell what they ran on."""
+    commands = [*map(plain, command.splitlines())] or [*dict.fromkeys(_command(run) for run in runs)]
+    made = [*(run.summary for run in runs), *results]
+    machines = [line for line in dict.fromkeys(map(_machine, made)) if line]
     listings = [
         Listing("Command" if len(commands) == 1 else "Commands", [*commands]),
         Listing("Made with", machines),
@@ -30,13 +31,14 @@ def _command(run: Run) -> str:
     return plain(run.summary.get("command") or f"suptickets train --config {config} --out again")
 
 
-def _machine(run: Run) -> str:
-    """Versions and hardware, in a line."""
-    versions = run.summary.get("versions")
+def _machine(made: Mapping[str, Any]) -> str:
+    """Versions, hardware and revision, in a line."""
+    versions, revision = made.get("versions"), made.get("revision")
     named = (
         [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, Mapping) else []
     )
-    return plain("; ".join(filter(None, (", ".join(named), str(run.summary.get("hardware") or "")))))
+    parts = (", ".join(named), str(made.get("hardware") or ""), f"revision {revision}" if revision else "")
+    return plain("; ".join(filter(None, parts)))
 
 
 def _settings(runs: Sequence[Run]) -> list[Table]:

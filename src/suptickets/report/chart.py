@@ -143,11 +143,18 @@ class Chart:
         self.axes.annotate(text, (x, y), color=colour.light, **({"fontsize": 10.5} | place))
 
     def key(self, names: Sequence[str], colours: Sequence[Colour]) -> None:
-        """Names of colours, above the axes: for plots in which nothing ends where a name could stand."""
+        """Names of colours, above the axes, in as many columns as there is room for.
+
+        For plots in which nothing ends where a name could stand.
+        """
         marks = [Line2D([], [], marker="o", linestyle="", color=colour.light) for colour in colours]
         shown = [shortened(name).lstrip("_") for name in names]  # matplotlib leaves such names out
         look: dict[str, Any] = {"frameon": False, "handlelength": 0.6, "labelcolor": "linecolor"}
-        self.figure.legend(marks, shown, loc="outside upper left", ncols=3 if len(names) > 4 else 2, **look)
+        for columns in range(3 if len(names) > 4 else 2, 0, -1):
+            legend = self.figure.legend(marks, shown, loc="outside upper left", ncols=columns, **look)
+            if columns == 1 or legend.get_window_extent().width <= 0.96 * self.figure.bbox.width:
+                return
+            legend.remove()
 
     def cycles(self, borders: Sequence[float]) -> None:
         """The phase of the cycles, shaded, with the number of each ticket above the end of its cycle.

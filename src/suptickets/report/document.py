@@ -107,6 +107,10 @@ class Page:
         for section in self.sections:
             yield from section.blocks
 
+    def notes(self) -> list[str]:
+        """All that the reader must not miss."""
+        return [block.text for block in self.blocks() if isinstance(block, Note)]
+
     def tables(self) -> list[Table]:
         """All tables, in order."""
         return [block for block in self.blocks() if isinstance(block, Table)]

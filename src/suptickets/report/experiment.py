@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from suptickets.report.again import again
 from suptickets.report.cells import CellResult, Mark, Setting, best_among, telling
@@ -32,6 +32,7 @@ def experiment_page(
     mark: Mark | None = None,
     notes: Sequence[str] = (),
     command: str = "",
+    results: Sequence[Mapping[str, Any]] = (),
 ) -> Page:
     """The page of one table or figure of the paper.
 
@@ -43,7 +44,8 @@ def experiment_page(
         figure: draws it in the paper's own form (`figures.FIGURES` has them by the experiment's name).
         mark: which numbers are bold; by default the best of those that differ in booster and variation alone.
         notes: what the reader must know: a trial's scale, forks or separate runs, errata of the paper.
-        command: what computes all this again; by default the commands of the runs.
+        command: what computes all this again, a line each; by default the commands of the runs.
+        results: of a store, which ours came from: their versions, hardware and revision are told.
     """
     chosen = mark or best_among("booster")
     blocks: list[Block] = [Note(note) for note in notes]
@@ -52,7 +54,7 @@ def experiment_page(
         Section("Paper and ours", blocks, f"{chosen.text} {LEGEND if any(c.paper for c in cells) else ''}"),
         Section("Difference", _differences(cells), DIFFERENCE),
         *(run_sections(group(runs)) if runs else []),
-        again(runs, command),
+        again(runs, command, results),
     ]
     return Page(title, reference, _headline(cells, chosen), [part for part in sections if part.blocks])
 

@@ -61,9 +61,8 @@ def _bars(
 
 def _bar_plot(name: str, where: str, groups: Bars) -> Plot:
     kinds = list(dict.fromkeys(kind for bars in groups.values() for kind in bars))
-    means = [cell.ours.mean for bars in groups.values() for cell in bars.values() if cell.ours]
     measure = next(cell.kind for bars in groups.values() for cell in bars.values())
-    low = min(means) - 0.4 * (max(means) - min(means)) if measure.better > 0 else 0.0
+    low = _foot(groups) if measure.better > 0 else 0.0
 
     def draw(chart: Chart) -> None:
         chart.axis_names(measure.label, "sparsity")
@@ -78,6 +77,14 @@ def _bar_plot(name: str, where: str, groups: Bars) -> Plot:
 
     text = "The axis does not start at 0." if low else ""
     return Plot(name, f"{measure.label}, {where}", draw, text, height=290)
+
+
+def _foot(groups: Bars) -> float:
+    """Where bars begin: below the lowest deviation, so that each is seen even if all are equal."""
+    ours = [cell.ours for bars in groups.values() for cell in bars.values() if cell.ours]
+    lows, highs = ([one.mean + sign * (one.sd or 0) for one in ours] for sign in (-1, 1))
+    spread = max(highs) - min(lows) or 0.1 * max(highs) or 1.0
+    return max(min(lows) - 0.4 * spread, 0.0)
 
 
 def _bar(chart: Chart, x: int, place: int, count: int, low: float, kind: str, cell: CellResult) -> None:

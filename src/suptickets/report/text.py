@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from suptickets.report.document import Page, Table
 
@@ -28,8 +28,9 @@ LATEX = {
 
 
 def markdown(page: Page) -> str:
-    """A title and all tables."""
+    """A title, what the reader must know, and all tables."""
     head = f"# {_markdown(page.title)}\n\n{_markdown(page.about)}\n"
+    head += "".join(f"\n{_markdown(note)}\n" for note in page.notes())
     return head + "".join(
         f"\n## {_markdown(table.title)}\n\n{_markdown_table(table)}" for table in page.tables()
     )
@@ -48,19 +49,20 @@ def _markdown(text: str) -> str:
 
 
 def latex(page: Page) -> str:
-    """All tables, for a document that uses booktabs."""
+    """All tables, for a document that uses booktabs; captions say what the reader must know."""
     head = "% \\usepackage{booktabs}\n"
-    return head + "".join(f"\n{_latex_table(table)}" for table in page.tables())
+    return head + "".join(f"\n{_latex_table(table, page.notes())}" for table in page.tables())
 
 
-def _latex_table(table: Table) -> str:
+def _latex_table(table: Table, notes: Sequence[str]) -> str:
+    caption = " ".join([f"{table.title}.", *notes]) if notes else table.title
     columns = "".join("r" if table.numeric(place) else "l" for place in range(len(table.header)))
     head = " & ".join(_latex(name) for name in table.header)
     rows = [" & ".join(row) for row in _rows(table, _latex, r"\textbf{{{}}}")]
     lines = [
         r"\begin{table}[htbp]",
         r"\centering",
-        rf"\caption{{{_latex(table.title)}}}",
+        rf"\caption{{{_latex(caption)}}}",
         rf"\label{{tab:{table.name}}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",

@@ -43,6 +43,8 @@ def write_page(page: Page, out: str | Path, *, format: str = "html") -> list[Pat
     if format in ("png", "svg"):
         return _plots(page, Path(out), format)
     file = Path(out) / f"report.{format}" if Path(out).is_dir() else Path(out)
+    if file.exists() and not file.is_file():
+        raise SparsityError(f"cannot write {file}: it is no plain file, choose another --out")
     _make(file.parent)
     text = _text(format)(page)
     write(file, lambda path: path.write_text(text, encoding="utf-8"))
