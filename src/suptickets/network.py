@@ -21,7 +21,7 @@ from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
 from suptickets.errors import SparsityError, fraction, unknown, whole
 from suptickets.layers import Layer
-from suptickets.optimizer_state import OptimizerState, moved
+from suptickets.optimizer_state import OptimizerState, matched, moved
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
 from suptickets.saved import FORMAT, check_state, keys
@@ -179,7 +179,7 @@ class SparseNetwork:
     def _connect(self, weight: SparseWeight, rows: Tensor, positions: Tensor) -> None:
         """Let `rows` live; values, optimizer state and gradient follow."""
         parameter = weight.values
-        index, stays = _found(weight, positions)
+        index, stays = matched(weight, positions)
         if self.state is not None:
             self.state.follow(weight, index, stays)
         gradient = parameter.grad
@@ -400,11 +400,3 @@ class SparseNetwork:
             yield "no optimizer is attached: call network.attach(optimizer)"
         if not self.ranks.agree():
             yield "the ranks hold different connections or values"
-
-
-def _found(weight: SparseWeight, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of the new positions, which of the living connections it is (or 0), and whether it is one."""
-    places = torch.full((weight.size,), -1, dtype=torch.int32, device=positions.device)
-    numbers = torch.arange(weight.nonzero, dtype=torch.int32, device=positions.device)
-    index = places.scatter_(0, weight.positions, numbers).index_select(0, positions)
-    return index.clamp(min=0), index >= 0

@@ -158,6 +158,14 @@ def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:
             state[key] = value.reshape(weight.values.shape).clone()
 
 
+def matched(weight: SparseWeight, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """For each of the new positions, which of the living connections it is (or 0), and whether it is one."""
+    places = torch.full((weight.size,), -1, dtype=torch.int32, device=positions.device)
+    numbers = torch.arange(weight.nonzero, dtype=torch.int32, device=positions.device)
+    index = places.scatter_(0, weight.positions, numbers).index_select(0, positions)
+    return index.clamp(min=0), index >= 0
+
+
 def moved(old: Tensor, index: Tensor, stays: Tensor, fill: float | Tensor) -> Tensor:
     """`old[index]` where `stays`, else `fill`."""
     shape = (len(index), *[1] * (old.dim() - 1))

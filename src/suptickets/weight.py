@@ -17,7 +17,6 @@ dense tensor in the layout that the convolution wants.
 from __future__ import annotations
 
 import copy
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from suptickets.errors import SparsityError
 from suptickets.gradient import DenseGradient
+from suptickets.layout import memory_order, remap
 from suptickets.view import DenseView
 
 if TYPE_CHECKING:
@@ -145,14 +145,14 @@ class SparseWeight(nn.Module):
 
     def addresses(self, rows: Tensor) -> Tensor:
         """Row-major indices as addresses in memory order."""
-        return rows if self._row_major else _remap(rows, self.shape, self.order)
+        return rows if self._row_major else remap(rows, self.shape, self.order)
 
     def rows(self, addresses: Tensor | None = None) -> Tensor:
         """Addresses in memory order (by default the living ones, then sorted) as row-major indices."""
         addresses = self.positions if addresses is None else addresses
         if self._row_major:
             return addresses
-        return _remap(addresses, [self.shape[d] for d in self.order], self._inverse)
+        return remap(addresses, [self.shape[d] for d in self.order], self._inverse)
 
     @property
     def _inverse(self) -> list[int]:
@@ -251,36 +251,6 @@ class SparseWeight(nn.Module):
         if len(rows) and (rows[0] < 0 or rows[-1] >= self.size or (rows[1:] <= rows[:-1]).any()):
             return f"{self.name}: the positions are not sorted, not unique, or not below {self.size}"
         return None
-
-
-def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest in memory; row-major if the tensor has gaps."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
-    packed = tensor.permute(order).is_contiguous()
-    return tuple(order) if packed else tuple(range(tensor.dim()))
-
-
-def _remap(index: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
-    """Flat indices over `sizes` (the last runs fastest) as flat indices over the dimensions in `order`.
-
-    Dimensions that stay neighbours go together, and a first one that stays first is not taken apart: the
-    pixels of a channels_last convolution, and its outputs.
-    """
-    groups: list[list[int]] = []
-    for d in order:
-        groups[-1].append(d) if groups and d == groups[-1][-1] + 1 else groups.append([d])
-    strides, stride = {}, 1
-    for group in reversed(groups):
-        strides[group[0]] = stride
-        stride *= math.prod(sizes[d] for d in group)
-    groups.sort(reverse=True)
-    result = None
-    for group in groups[:-1]:
-        size = math.prod(sizes[d] for d in group)
-        part = index % size * strides[group[0]]
-        result, index = part if result is None else result + part, index // size
-    return index * strides[0] if result is None else result + index * strides[0]
 
 
 def _refuse_averaged_model() -> None:
