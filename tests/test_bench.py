@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from functools import partial
 from itertools import count
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,16 +24,19 @@ from suptickets.bench import (
     loop,
     memory,
     peers,
+    profile,
     rivals,
     scale,
     show,
     superpose,
+    together,
     turns,
 )
 from suptickets.bench import step as steps
 from suptickets.bench.contenders import BATCH, NEVER, Run, batches, noise, variant
 from suptickets.bench.turns import Contender, Options, judged, ratio, take_turns
 from suptickets.layers import ELIGIBLE
+from suptickets.measure.flops import flops
 from suptickets.training.settings import resolve
 
 QUIET = Options(torch.device("cpu"), "lenet5", rounds=1, say=lambda line: None)
@@ -40,6 +46,8 @@ KEYS = {
     "superpose": "model variant milliseconds steps share_of_run",
     "memory": "model mode variant mebibytes ratio_to_dense counted",
     "peers": "model what variant milliseconds seconds ratio_to_ours note",
+    "profile": "model kind kernels microseconds share_of_step",
+    "together": "model variant milliseconds throughput",
     "loop": "model variant milliseconds ratio_to_bare",
     "build": "model variant milliseconds ratio_to_step",
 }
@@ -162,6 +170,105 @@ def test_noise_is_of_whole_batches_and_the_same_for_all() -> None:
     assert first.train_size % BATCH == 0 and first.shape == (3, 32, 32)
     assert torch.equal(first.train_x, again.train_x)
     assert batches("mlp", QUIET).shape == (3, 28, 28)
+
+
+# ---- kinds of kernels, and the floor ----
+
+KERNELS = {  # of VGG-16 on an H200
+    "sm90_xmma_dgrad_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64": "input gradient",
+    "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize64x64x64": "forward",
+    "sm80_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc": "weight gradient",
+    "void convolve_common_engine_float_NHWC<__nv_bfloat16, __nv_bfloat16, 1024>": "weight gradient",
+    "void cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace_kernel<xmma__5x_cudnn::i": "cuDNN",
+    "void nhwcAddPaddingKernel<__nv_bfloat16, __nv_bfloat16, float, true>": "cuDNN",
+    "triton_red_fused__native_batch_norm_legit_functional_native_batch_norm_backward_2": "batch norm",
+    "triton_poi_fused__native_batch_norm_legit_functional_convolution_backward_native": "batch norm",
+    "triton_per_fused__log_softmax__to_copy_abs_add_arange_eq_index_mul_ne_nll_loss_forward": "batch norm",
+    "nvjet_sm90_tst_64x8_64x16_1x2_h_bz_bias_TNT": "linear",
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32>": "linear",
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native>": "optimizer",
+    "Memset (Unknown)": "rest",
+    "_take": "ours",
+    "_sgd": "ours",
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kinds_of_kernels(kernel: str) -> None:
+    (found,) = profile.by_kind([(kernel, 2.0, 3.0)])
+    assert KERNELS[kernel] in found
+
+
+def test_kinds_are_added_up_and_the_longest_comes_first() -> None:
+    kinds = profile.by_kind(
+        [("_take", 15, 36.0), ("_sgd", 1, 14.0), ("memset", 1, 2.0), ("x_fprop_y", 3, 60.0)]
+    )
+    assert list(kinds.values()) == [(3, 60.0), (16, 50.0), (1, 2.0)]
+
+
+def test_the_floor_is_that_of_each_layer() -> None:
+    """At a rate of 1 FLOP and 1 byte: three passes over a batch, the greater of the two in each layer."""
+    run = Run("lenet5", "static", batches("lenet5", QUIET), QUIET, fast=False, booster="none")
+    example = torch.zeros(1, *run.parts.data.shape)
+    counted = {
+        name: 3 * BATCH * layer.dense for name, layer in flops(run.parts.model, example).layers.items()
+    }
+    bounds = profile.floor(run, profile.Rates(1.0, 1e-6))
+    assert bounds["arithmetic"] == sum(counted.values())
+    assert bounds["both, layer by layer"] == bounds["bytes"] > bounds["arithmetic"]
+    fast = profile.floor(run, profile.Rates(1e-9, 1e9))
+    assert fast["both, layer by layer"] == fast["arithmetic"]
+
+
+def test_bytes_are_those_of_input_output_and_weight() -> None:
+    run = Run("mlp", "static", batches("mlp", QUIET), QUIET, fast=False, booster="none")
+    sizes = [tuple(m.weight.shape) for m in run.parts.model.modules() if isinstance(m, ELIGIBLE)]
+    assert list(profile._moved(run).values()) == [4 * (BATCH * i + BATCH * o + i * o) for o, i in sizes]
+
+
+# ---- several runs at a time ----
+
+
+def clocked(folder: Path) -> Any:
+    """A run that takes a tenth of a second, and notes when."""
+
+    def steps() -> float:
+        begin = time.time()
+        time.sleep(0.1)
+        (folder / f"{begin}-{time.time()}").touch()
+        return 5.0
+
+    return steps
+
+
+def failing(folder: Path) -> Any:
+    """The first to come fails; the others would wait for it."""
+    try:
+        (folder / "first").mkdir()
+    except FileExistsError:
+        return clocked(folder)
+    raise ValueError("no memory left")
+
+
+def test_runs_are_alone_and_at_once_in_turns(tmp_path: Path) -> None:
+    alone, at_once = together.in_turns(2, partial(clocked, tmp_path), Options(torch.device("cpu"), rounds=2))
+    assert alone == at_once == [5.0, 5.0]
+    turns = sorted(tuple(map(float, path.name.split("-"))) for path in tmp_path.iterdir())
+    assert len(turns) == 6  # alone, both, alone, both
+    overlaps = [after[0] < before[1] for before, after in zip(turns, turns[1:], strict=False)]
+    assert overlaps == [False, True, False, False, True]
+
+
+def test_nobody_waits_for_a_run_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no memory left"):
+        together.in_turns(2, partial(failing, tmp_path), Options(torch.device("cpu"), rounds=1))
+
+
+def test_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "in_turns", lambda *_: ([1.0, 2.0, 1.0], [2.0, 4.0, 1.5]))
+    alone, three = together.measure("vgg16", QUIET)
+    assert (alone["throughput"], alone["milliseconds"]) == (3 / 3, 1.0)
+    assert (three["throughput"], three["milliseconds"], three["variant"]) == (1.5, 2.0, "3 at once")
 
 
 # ---- rows: keys, and ratios from the right pairs ----
@@ -441,7 +548,7 @@ def test_table() -> None:
 
 
 def test_every_benchmark_has_a_summary() -> None:
-    assert " ".join(BENCHMARKS) == "step explore superpose memory scale peers loop build"
+    assert " ".join(BENCHMARKS) == "step explore superpose memory scale peers profile together loop build"
     assert all(entry.summary for entry in BENCHMARKS.values())
 
 
@@ -452,7 +559,7 @@ def test_the_recipe_that_shares_are_stated_for() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["step", "memory", "explore", "superpose"])
+@pytest.mark.parametrize("name", ["step", "memory", "explore", "superpose", "profile"])
 def test_on_a_gpu(name: str) -> None:
     rows = bench(name, model="lenet5", rounds=1)["rows"]
     if name in ("step", "memory"):

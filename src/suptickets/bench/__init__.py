@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from suptickets.bench import build, explore, loop, memory, peers, scale, step, superpose
+from suptickets.bench import build, explore, loop, memory, peers, profile, scale, step, superpose, together
 from suptickets.bench.turns import SPARSITY, Options, Row
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.training.build import check_model
@@ -37,6 +37,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "memory": Benchmark(memory.run, "memory of a training step over that of the dense one"),
     "scale": Benchmark(scale.run, "growth from 1 to 500 million weights, from 50 to 99 % sparsity"),
     "peers": Benchmark(peers.run, "step, exploration and epoch against what one would use instead"),
+    "profile": Benchmark(profile.run, "where the time of a step goes, by kind of kernel, and the floor"),
+    "together": Benchmark(together.run, "several runs at a time on one device, against one after another"),
     "loop": Benchmark(loop.run, "the training loop against a bare one, on a CPU"),
     "build": Benchmark(build.run, "building the dense weights, against an eager step"),
 }
