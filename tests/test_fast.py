@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from suptickets.data import load_data
 from suptickets.data.base import ArrayData
 from suptickets.methods import METHODS
+from suptickets.training import fast as fast_step
 from suptickets.training import loop
 from suptickets.training.fast import FastStep, load_compiler
 from suptickets.training.feed import Resident, Sent
@@ -279,6 +281,44 @@ def test_compiled(method: str) -> None:
         assert_same(ours, theirs)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what is compiled, by a backend that takes no time."""
+    torch.compiler.reset()
+    monkeypatch.setattr(fast_step, "_compiled", set())
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.utils.counters.clear()
+    counted: Counter[str] = torch._dynamo.utils.counters["stats"]
+    return counted
+
+
+def first_step(**given: Any) -> Tensor:
+    """Of a compiled run that then ends: what it did to the parameters."""
+    step = FastStep(built := trainer(**given), compile=True)
+    next(step.epoch(0, 0))
+    step.close()
+    return torch.cat([p.detach().reshape(-1) for p in built.model.parameters()])
+
+
+def test_a_run_like_one_before_compiles_nothing(compiled: Counter[str]) -> None:
+    """Whatever the seed, the method and what comes at the end; and it computes what is its own."""
+    alike = [{"method": "rigl"}, {"method": "set"}, {"booster": "none"}, {"sparsity": 0.5}, {"seed": 4}]
+    results = [first_step(**given) for given in alike]
+    assert compiled["unique_graphs"] == 1
+    assert torch.equal(results[0], first_step(**alike[0])) and not torch.equal(results[0], results[-1])
+    first_step(method="dense")
+    assert compiled["unique_graphs"] == 2
+    first_step()
+    assert compiled["unique_graphs"] == 2
+
+
+def test_the_compiler_never_gives_up(compiled: Counter[str]) -> None:
+    """It falls back to eager steps, in silence, when it has compiled one function for too many kinds."""
+    for smoothing in range(12):
+        first_step(label_smoothing=smoothing / 100)
+        assert compiled["unique_graphs"] == smoothing + 1
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ class Slot:
         self.gradient: Tensor | None = None
         self.delivered = self.collecting = self.arrived = self.stale = False
         self._total: Tensor | None = None
-        self.key = next(key for key in count() if key not in _slots)  # compiled code is found again by it
+        self.key = next(key for key in count() if key not in _slots)  # what is compiled knows it by this
         _slots[self.key] = self
 
     def read(self) -> Tensor:
@@ -228,7 +228,9 @@ class KeptWeights:
 
     @torch.no_grad()
     def release(self) -> None:
-        """Give every weight its own tensors back."""
+        """Give every weight its own tensors back, and the keys to the next that are kept."""
+        for slot in self.slots:
+            _slots.pop(slot.key, None)
         for weight in self.weights:
             parameter, state = weight.values, self.optimizer.state[weight.values]
             parameter.set_(parameter.detach().clone())  # type: ignore[call-overload]

@@ -24,7 +24,11 @@ from suptickets.training.feed import feed
 from suptickets.training.meter import Meter
 from suptickets.training.parts import Parts
 
+KINDS = 6  # of runs that compiled code is kept for: the compiler gives up at 8
 WARM_UP = 2  # eager runs before a capture: they compile, and let cuDNN choose its algorithms
+
+
+_compiled: set[tuple[object, ...]] = set()  # the kinds of run that this process has compiled for
 
 
 def load_compiler() -> None:
@@ -76,13 +80,23 @@ class FastStep:
         self.feed = feed(parts)
         self.forward: Callable[[int], tuple[Tensor, Tensor]] = self._forward
         if compile:
-            torch.compiler.reset()  # what earlier runs of this process have left counts against a limit
+            self._make_room()
             options: Any = {"combo_kernels": True} if self.cuda else None
             self.forward = torch.compile(self._forward, dynamic=False, options=options)
         if self.cuda:
             torch.backends.cudnn.benchmark = True
             torch.backends.cudnn.benchmark_limit = 5  # of 10: half the time, and hardly ever another choice
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+
+    def _make_room(self) -> None:
+        """A run of a kind that was there before compiles nothing; beyond some kinds, all is forgotten."""
+        s, parts = self.parts.settings, self.parts
+        kind = (s.model, s.data, s.members, s.batch_size, s.label_smoothing, parts.precision)
+        keys = () if self.kept is None else tuple(slot.key for slot in self.kept.slots)
+        if len(_compiled) >= KINDS:
+            torch.compiler.reset()
+            _compiled.clear()
+        _compiled.add((*kind, parts.distillation is None, keys))
 
     @staticmethod
     def suits(parts: Parts) -> bool:

@@ -1,0 +1,206 @@
+"""Whether Sup-tickets helps: every cell of a store with it and without, the two runs of a seed as a pair.
+
+All pairs of the paper's recipe count, whichever experiment they were trained for. Two tests are told: the
+permutation test of the mean difference, and Wilcoxon's, which no single run decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from suptickets.experiments.plan import Mode, Reading
+from suptickets.experiments.store import Results, mode_of
+from suptickets.measure.significance import permutation, wilcoxon
+from suptickets.report.colours import MUTED, SERIES
+from suptickets.report.document import Block, Cell, Note, Number, Page, Plot, Section, Table
+from suptickets.report.measures import NOTHING, measure
+
+if TYPE_CHECKING:
+    from suptickets.report.chart import Chart
+
+TITLE = "Does Sup-tickets help?"
+ABOUT = "All cells with and without it, paired by seed; not in the paper."
+MEASURES = ("accuracy", "nll", "ece")
+P_VALUE = "{:.2g}"
+
+
+class Pair(NamedTuple):
+    """The measures of one seed of a cell (data, model, method, sparsity), without and with Sup-tickets."""
+
+    cell: tuple[str, str, str, float]
+    seed: int
+    plain: Mapping[str, Any]
+    boosted: Mapping[str, Any]
+
+    def difference(self, name: str) -> float:
+        """With less without."""
+        return float(self.boosted[name]) - float(self.plain[name])
+
+
+def pairs(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Pair]:
+    """All that results of one mode hold, cell by cell."""
+    results, found = Results(records, mode), []
+    named = ("data", "model", "method", "sparsity")
+    cells = dict.fromkeys(
+        tuple(record["cell"].get(name) for name in named)
+        for record in records
+        if mode_of(record) == mode and record["cell"].get("booster") == "sup-tickets"
+    )
+    for cell in cells:
+        settings = dict(zip(named, cell, strict=True))
+        boosted, plain = (
+            results.measures(Reading.of({**settings, "booster": booster}))
+            for booster in ("sup-tickets", "none")
+        )
+        found += [Pair(cell, seed, plain[seed], boosted[seed]) for seed in boosted if seed in plain]
+    return found
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a measure gains over all pairs.
+
+    Attributes:
+        pairs: how many there are.
+        better: of them, with Sup-tickets.
+        cells: how many there are.
+        cells_better: of them, in the mean over their seeds.
+        mean: difference, with less without.
+        deviation: of the differences.
+        permutation: p-value of the mean difference; None below two pairs.
+        wilcoxon: p-value of the signed ranks.
+    """
+
+    pairs: int
+    better: int
+    cells: int
+    cells_better: int
+    mean: float
+    deviation: float | None
+    permutation: float | None
+    wilcoxon: float | None
+
+
+def gain(found: Sequence[Pair], name: str) -> Gain:
+    """Of one measure; there must be a pair."""
+    sign, differences = measure(name).better, [pair.difference(name) for pair in found]
+    of_cells = [mean(pair.difference(name) for pair in own) for own in by_cell(found).values()]
+    tested = len(found) > 1
+    without, boosted = ([float(side[name]) for side in sides] for sides in _sides(found))
+    return Gain(
+        pairs=len(found),
+        better=sum(sign * difference > 0 for difference in differences),
+        cells=len(of_cells),
+        cells_better=sum(sign * difference > 0 for difference in of_cells),
+        mean=mean(differences),
+        deviation=stdev(differences) if tested else None,
+        permutation=permutation(boosted, without).p if tested else None,
+        wilcoxon=wilcoxon(boosted, without).p if tested else None,
+    )
+
+
+def _sides(found: Sequence[Pair]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The measures of all without, and of all with."""
+    return [pair.plain for pair in found], [pair.boosted for pair in found]
+
+
+def by_cell(found: Iterable[Pair]) -> dict[tuple[str, str, str, float], list[Pair]]:
+    """The pairs of each cell."""
+    cells: dict[tuple[str, str, str, float], list[Pair]] = {}
+    for pair in found:
+        cells.setdefault(pair.cell, []).append(pair)
+    return cells
+
+
+# ---- the page ----
+
+
+def gains_page(records: Sequence[Mapping[str, Any]], mode: Mode, notes: Iterable[str] = ()) -> Page:
+    """The tests, every cell, and a plot of all differences; results without a pair give an empty page."""
+    found = pairs(records, mode)
+    if not found:
+        return Page(TITLE, ABOUT, (), [])
+    gains = {name: gain(found, name) for name in MEASURES}
+    blocks: list[Block] = [*map(Note, notes), _tests(gains), *(_plot(name, found) for name in MEASURES)]
+    text = "Differences are those with Sup-tickets less those without: of accuracy more is better, else less."
+    sections = [Section("All pairs", blocks, text), Section("Every cell", [_cells(found)])]
+    return Page(TITLE, ABOUT, _headline(gains), sections)
+
+
+def _headline(gains: Mapping[str, Gain]) -> tuple[Number, ...]:
+    first = gains["accuracy"]
+    p = NOTHING if first.permutation is None else P_VALUE.format(first.permutation)
+    return (
+        Number("Pairs", str(first.pairs), f"{first.cells} cells"),
+        *(
+            Number(f"Better {measure(name).label}", f"{one.better} of {one.pairs}")
+            for name, one in gains.items()
+        ),
+        Number("Accuracy", measure("accuracy").change(first.mean), f"p = {p}"),
+    )
+
+
+def _tests(gains: Mapping[str, Gain]) -> Table:
+    header = [
+        "Measure",
+        "Pairs",
+        "Better",
+        "Cells",
+        "Cells better",
+        "Mean difference",
+        "Permutation p",
+        "Wilcoxon p",
+    ]
+    return Table("tests", "Paired tests", header, [_tested(name, one) for name, one in gains.items()])
+
+
+def _tested(name: str, one: Gain) -> list[Cell]:
+    kind, counts = measure(name), (one.pairs, one.better, one.cells, one.cells_better)
+    spread = "" if one.deviation is None else f" ± {kind.bare(one.deviation)}"
+    ps = [Cell(NOTHING if p is None else P_VALUE.format(p), p) for p in (one.permutation, one.wilcoxon)]
+    numbers = [Cell(str(count), float(count)) for count in counts]
+    return [Cell(kind.label), *numbers, Cell(kind.change(one.mean) + spread, one.mean), *ps]
+
+
+def _cells(found: Sequence[Pair]) -> Table:
+    header = ["Data", "Model", "Method", "Sparsity", "Seeds"]
+    for name in MEASURES:
+        header += [f"{measure(name).header} without", "with", "difference"]
+    rows = [_cell(cell, own) for cell, own in by_cell(found).items()]
+    return Table("gains", "Means over seeds", header, rows)
+
+
+def _cell(cell: tuple[str, str, str, float], own: Sequence[Pair]) -> list[Cell]:
+    data, model, method, sparsity = cell
+    row = [Cell(data), Cell(model), Cell(method), measure("sparsity").cell(sparsity)]
+    row.append(Cell(str(len(own)), float(len(own))))
+    for name in MEASURES:
+        kind, difference = measure(name), mean(pair.difference(name) for pair in own)
+        better = kind.better * kind.rounded(difference) > 0
+        row += [kind.cell(mean(float(side[name]) for side in sides)) for sides in _sides(own)]
+        row.append(Cell(kind.change(difference), difference, better))
+    return row
+
+
+def _plot(name: str, found: Sequence[Pair]) -> Plot:
+    """A row for each cell, a point for each seed, a line at no difference."""
+    cells, kind = by_cell(found), measure(name)
+    labels = [f"{data} {model} {method} {sparsity:.0%}" for data, model, method, sparsity in cells]
+
+    def draw(chart: Chart) -> None:
+        chart.rows(labels)
+        chart.axis_names("", f"{kind.label}{' in points' if kind.percent else ''}, with less without")
+        chart.axes.axvline(0, color=MUTED.light, linewidth=1)
+        for y, (label, own) in enumerate(zip(labels, cells.values(), strict=True)):
+            points = [(kind.rounded(p.difference(name)), float(y), _tip(label, p, name)) for p in own]
+            chart.points(points, SERIES[0])
+
+    return Plot(f"gain-{name}", kind.label, draw, height=70 + 20 * len(cells))
+
+
+def _tip(label: str, pair: Pair, name: str) -> str:
+    plain, boosted = (measure(name).show(float(side[name])) for side in (pair.plain, pair.boosted))
+    return f"{label}, seed {pair.seed}\n{plain} without, {boosted} with"

@@ -1,0 +1,85 @@
+"""Whether Sup-tickets helps: which results are pairs, what is counted, which tests are told."""
+
+from __future__ import annotations
+
+from itertools import product
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from suptickets.experiments.gains import gain, gains_page, pairs
+from suptickets.experiments.plan import Mode, Reading
+from suptickets.report.html import html
+from suptickets.report.text import markdown
+
+CELL = {"data": "cifar100", "model": "vgg16", "method": "rigl", "sparsity": 0.95}
+
+
+def record(booster: str, seed: int, accuracy: float, mode: Mode | None = None, **what: Any) -> dict[str, Any]:
+    """A line of a store; calibration follows the accuracy."""
+    measures = {"accuracy": accuracy, "nll": 2 - accuracy, "ece": 0.9 - accuracy}
+    cell = Reading.of({**CELL, **what, "booster": booster}).key
+    return {"cell": cell, "seed": seed, **(mode or Mode()).as_dict(), "measures": measures}
+
+
+def both(seed: int, plain: float, boosted: float, **what: Any) -> list[dict[str, Any]]:
+    return [record("none", seed, plain, **what), record("sup-tickets", seed, boosted, **what)]
+
+
+def test_pairs_are_of_one_seed_one_cell_and_one_mode() -> None:
+    records = [
+        *both(1, 0.70, 0.72),
+        *both(2, 0.71, 0.70),
+        *both(1, 0.60, 0.65, method="set"),
+        record("none", 3, 0.1),  # no partner
+        record("sup-tickets", 4, 0.1),
+        *both(5, 0.2, 0.3, mode=Mode(0.1)),
+        *both(6, 0.2, 0.3, mode=Mode(separate=True)),
+        record("sup-tickets", 1, 0.99, rule="caa"),  # not the recipe's
+        record("sup-tickets", 1, 0.99, cycle_epochs=4),
+        record("ensemble", 1, 0.99),
+        record("none", 1, 0.99, sparsity=0.9),
+    ]
+    found = pairs(records, Mode())
+    names = {(pair.cell[2], pair.seed): pair.difference("accuracy") for pair in found}
+    assert names == pytest.approx({("rigl", 1): 0.02, ("rigl", 2): -0.01, ("set", 1): 0.05})
+    assert [pair.seed for pair in pairs(records, Mode(0.1))] == [5]
+
+
+def test_what_is_counted() -> None:
+    records = [*both(1, 0.70, 0.73), *both(2, 0.70, 0.69), *both(1, 0.60, 0.58, method="set")]
+    records += both(2, 0.60, 0.61, method="set")
+    found = pairs(records, Mode())
+    accuracy, ece = gain(found, "accuracy"), gain(found, "ece")
+    assert (accuracy.pairs, accuracy.better, accuracy.cells, accuracy.cells_better) == (4, 2, 2, 1)
+    assert (ece.better, ece.cells_better) == (2, 1)  # less is better
+    assert accuracy.mean == pytest.approx(0.0025) and ece.mean == pytest.approx(-0.0025)
+
+
+def test_the_p_value_is_the_share_of_all_swaps_that_are_as_extreme() -> None:
+    differences = [0.011, 0.002, 0.013, -0.004, 0.008, 0.009, 0.001]
+    records = [r for seed, d in enumerate(differences, 1) for r in both(seed, 0.7, 0.7 + d)]
+    swaps = [
+        mean(s * d for s, d in zip(signs, differences, strict=True)) for signs in product((1, -1), repeat=7)
+    ]
+    extreme = sum(abs(swap) >= mean(differences) - 1e-12 for swap in swaps) / len(swaps)
+    assert gain(pairs(records, Mode()), "accuracy").permutation == pytest.approx(extreme)
+
+
+def test_one_pair_is_not_tested() -> None:
+    only = gain(pairs(both(1, 0.70, 0.72), Mode()), "accuracy")
+    assert (only.permutation, only.wilcoxon, only.deviation) == (None, None, None)
+
+
+def test_the_page_in_every_format() -> None:
+    records = [*both(1, 0.70, 0.73), *both(2, 0.70, 0.71), *both(1, 0.60, 0.58, method="set")]
+    page = gains_page(records, Mode(), ["A note."])
+    text = markdown(page)
+    assert "| Accuracy | 3 | 2 | 2 | 1 | +0.67" in text.replace("\\", "")
+    assert "A note." in text and len(page.plots()) == 3
+    assert html(page).count("<svg") >= 3
+
+
+def test_without_a_pair_the_page_is_empty() -> None:
+    assert not gains_page([record("none", 1, 0.7)], Mode()).sections
