@@ -1,7 +1,7 @@
 """The paper's experiments at a size for tests: generated data, a network of three layers, a handful of steps.
 
-Run as a program it is a runner: `python experiments_tiny.py DATA OUT EXECUTOR JOBS NAME FILTER`. It makes the
-file that `READY` names, if it does, and then waits for its removal.
+Run as a program it is a runner: `python experiments_tiny.py DATA OUT EXECUTOR JOBS NAME FILTER`, at the scale
+that `SCALE` says. It makes the file that `READY` names, if it does, and then waits for its removal.
 """
 
 import os
@@ -88,5 +88,6 @@ if __name__ == "__main__":
         ready.touch()
         while ready.exists():
             time.sleep(0.01)
-    found = run(names, where, out, cells, executor=executor, jobs=int(jobs))
+    scale = float(os.environ.get("SCALE", SCALE))
+    found = run(names, where, out, cells, executor=executor, jobs=int(jobs), scale=scale)
     sys.exit(bool(found["failed"]))

@@ -80,6 +80,11 @@ def _scores(rng, accuracy: float) -> dict[str, float]:
     }
 
 
+def make_summary(settings, layers, seed: str, where: Path = Path("run")) -> dict:
+    """What a run says of itself."""
+    return _summary(settings, layers, random.Random(seed), where)
+
+
 def _summary(settings, layers, rng, where: Path) -> dict:
     boosted, dense = settings["booster"] != "none", settings["method"] == "dense"
     tickets = [_scores(rng, 0.915) for _ in range(settings["cycles"] if boosted else 0)]

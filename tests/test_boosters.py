@@ -78,8 +78,9 @@ def test_every_booster_trains_and_is_evaluated(capsys, tmp_path: Path, booster: 
     pruned = method in ("rigl", "snip") or (method, booster) == ("dense", "swa")
     assert result["sparsity"] == pytest.approx(0.9 if pruned else 0, abs=1e-4)
     evaluated = run(capsys, "evaluate", tmp_path)
-    same = ("accuracy", "nll", "ece", "sparsity", "nonzero", "top5", "reliability", "diversity")
+    same = ("accuracy", "nll", "ece", "sparsity", "nonzero", "top5", "reliability", "diversity", "explored")
     assert {key: evaluated[key] for key in same} == {key: result[key] for key in same}
+    assert evaluated["test_flops_ratio"] == pytest.approx(result["test_flops_ratio"])
 
 
 @pytest.mark.parametrize("booster", BOOSTERS)

@@ -137,6 +137,35 @@ def test_python_m_and_the_script(tmp_path: Path) -> None:
         assert done.returncode == 0 and "sup-tickets" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "command", ["list methods", "list models --json", "flops --model mlp", "list --help"]
+)
+def test_nobody_reads_on(command: str) -> None:
+    """As with `| head`: no traceback, and what was asked for was done."""
+    arguments = [sys.executable, "-m", "suptickets", *command.split()]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
+
+
+def test_a_message_of_several_lines_is_one(capsys, monkeypatch) -> None:
+    def broken(kind: Any) -> Any:
+        raise st.SparsityError("this\nand that")
+
+    monkeypatch.setitem(cli.LISTS, "data", lambda: broken(None))
+    assert cli.main(["list", "data"]) == 2
+    assert capsys.readouterr().err == "suptickets: this and that\n"
+
+
+def test_tables_in_a_pipe_are_not_folded(capsys) -> None:
+    assert cli.main(["flops", "--model", "resnet50-imagenet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("layer")]) == 52
+    assert not any(line.startswith(" ") for line in lines)
+
+
 @pytest.mark.parametrize("kind", cli.LISTS)
 def test_lists_for_people(capsys, kind: str) -> None:
     assert cli.main(["list", kind]) == 0
@@ -180,7 +209,28 @@ def test_table_at_the_end(capsys, tmp_path: Path) -> None:
     assert cli.main([*map(str, arguments), "--out", str(tmp_path)]) == 0
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
     assert rows[1:5] == ["before the cycles", "ticket 1", "ticket 2", "superposed"]
-    assert rows[5] == f"everything is in {tmp_path}"
+    assert rows[5].endswith("% of the possible connections have lived")
+    assert rows[6] == f"everything is in {tmp_path}"
+
+
+TABLES = {
+    "swa --method dense": ["before pruning", "before the cycles", "cycle 1", "cycle 2", "average"],
+    "swa --method static": ["before the cycles", "cycle 1", "cycle 2", "average"],
+    "tree-net --method dense": ["head 1", "head 2", "head 3", "together"],
+    "batch-ensemble --method dense --members 2": ["member 1", "member 2", "together"],
+    "ensemble": ["before the cycles", "ticket 1", "ticket 2", "superposed", "ensemble"],
+    "none": ["final network"],
+}
+
+
+@pytest.mark.parametrize("booster", TABLES)
+def test_the_table_names_the_parts_as_the_booster_does(capsys, tmp_path: Path, booster: str) -> None:
+    arguments = ("train", "--model", "mlp", "--epochs", 3, "--cycles", 2, "--cycle-epochs", 1)
+    flags = ("--batch-size", 500, "--booster", *booster.split(), "--out", tmp_path)
+    assert cli.main([*map(str, (*arguments, *flags))]) == 0
+    _, *rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert rows[: len(TABLES[booster])] == TABLES[booster]
+    assert rows[len(TABLES[booster])].endswith("have lived")
 
 
 # ---- reports ----
@@ -227,7 +277,7 @@ def test_evaluate_for_people(capsys, tmp_path: Path) -> None:
         output(capsys, *SHORT, "--out", tmp_path / name, "--seed", ord(name))
     assert cli.main(["evaluate", str(tmp_path / "a")]) == 0
     out = capsys.readouterr().out
-    assert "accuracy" in out and "top5" in out and "conv" in out and "reliability" not in out
+    assert "accuracy" in out and "top5" in out and "conv" in out and "reliability" in out
     assert cli.main(["evaluate", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     out = capsys.readouterr().out
     assert "together" in out and "disagreement" in out and "kl" in out

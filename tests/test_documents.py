@@ -1,4 +1,4 @@
-"""The commands that README and docs print are commands that there are."""
+"""What README and docs print is so: commands, links, tables of methods, where the paper's numbers stand."""
 
 import re
 import shlex
@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from suptickets.cli import COMMANDS, main, parser
+from suptickets.experiments import EXPERIMENTS
 from suptickets.methods import METHODS
 from suptickets.training.settings import BOOSTERS, Settings, resolve
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+METHOD_PAGES = [page for page in sorted((ROOT / "docs" / "methods").glob("*.md")) if page.stem != "README"]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def commands() -> list[str]:
@@ -43,13 +49,37 @@ def test_there_are_some():
     assert {command.split()[0] for command in commands()} >= {"train", "list", "flops", "evaluate", "report"}
 
 
+# ---- pages of methods, boosters and baselines ----
+
+
+def test_every_method_and_booster_has_a_page():
+    assert {page.stem for page in METHOD_PAGES} >= {*METHODS, *BOOSTERS} - {"none"}
+
+
 @pytest.mark.parametrize("table", ["README.md", "docs/methods/README.md"])
-def test_every_method_and_booster_is_in_the_tables_and_has_a_page(table):
-    text = (ROOT / table).read_text()
-    for name in {*METHODS, *BOOSTERS} - {"none"}:
-        assert f"[{name}]" in text, name
-        page = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
-        assert page.startswith(f"# {name}\n") and "suptickets train" in page
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_every_page_of_a_method_is_a_row_of_the_tables(table, page):
+    link = page.relative_to((ROOT / table).parent)
+    (row,) = re.findall(rf"^\| \[{page.stem}\]\({link}\) \|(.+)\|$", (ROOT / table).read_text(), re.MULTILINE)
+    what, paper = (
+        [cell.strip() for cell in row.split("|")][-2:] if table == "README.md" else row.split("|")[:2]
+    )
+    assert len(what) > 10 and (re.search(r"et al\. \d{4}|and \w+ \d{4}", paper) or page.stem == "dense")
+
+
+ROWS = ("from", "settings", "training FLOPs", "memory", "result")
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_a_page_says_what_from_whom_with_what_settings_at_what_cost_and_when(page):
+    text = page.read_text()
+    heading, what, *_ = text.split("\n\n")
+    assert heading == f"# {page.stem}" and len(what) > 80 and not what.startswith("|")
+    cells = dict(re.findall(r"^\| ([\w ]+) \| (.+) \|$", text, re.MULTILINE))
+    assert [row for row in ROWS if len(cells.get(row, "")) < 10] == []
+    assert re.search(r"\b(19|20)\d\d\b", cells["from"]) or page.stem == "dense"
+    assert "**Use it** " in text and "**Not** " in text
+    assert re.search(r"```sh\nsuptickets train ", text)
 
 
 def test_every_page_is_listed():
@@ -57,9 +87,75 @@ def test_every_page_is_listed():
     assert [page.name for page in PAGES[1:] if page.name not in text] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_and_files_that_a_page_names_exist(page):
     text = page.read_text()
     named = re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r"tests/test_\w+\.py", text)
     missing = [n for n in named if not ((page.parent / n).exists() or (ROOT / n).exists())]
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them, and those that it names."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([\w-]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_places_in_pages_that_a_page_links_to_exist(page):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    missing = [
+        f"{file}#{place}" for file, place in links if place not in anchors((page.parent / file).resolve())
+    ]
+    assert not missing
+
+
+# ---- the paper's numbers, and its errata ----
+
+ERRATA = ROOT / "docs" / "errata.md"
+MEASURED = ("accuracy", "ticket_accuracy", "disagreement", "kl", "train_flops")
+PRINTED = {
+    cell.printed.split("±")[0]
+    for experiment in EXPERIMENTS.values()
+    for cell in experiment.cells()
+    if cell.printed is not None and cell.measure in MEASURED
+}
+RATES = {"0.001", "0.005"}  # of a cycle, in a table whose columns are swapped
+QUOTING = ("sup-tickets", "swa", "granet", "distillation", "static", "ensemble", "snip", "tree-net")
+
+
+def quoted(text: str) -> set[str]:
+    """Numbers in a text that the paper prints."""
+    numbers = set(re.findall(r"(?<![\d.])\d+\.\d+(?:e\d+)?(?![\d.])", text))
+    return numbers & PRINTED | (RATES if numbers >= RATES else set())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != ERRATA], ids=name)
+def test_a_page_with_numbers_of_the_paper_links_to_its_errata(page):
+    text = page.read_text()
+    assert not quoted(text) or "errata.md" in text
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_where_a_number_of_the_paper_stands_is_the_place_of_its_erratum(page):
+    """In the same paragraph, or the same row of a table; accuracies, diversities and FLOPs."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    blocks = [
+        row
+        for block in text.split("\n\n")
+        for row in (block.split("\n") if block.startswith("|") else [block])
+    ]
+    bare = [block for block in blocks if quoted(block) - RATES and "errata.md#" not in block]
+    assert not bare
+
+
+@pytest.mark.parametrize("page", ["sup-tickets", "train", *(f"methods/{one}" for one in QUOTING)])
+def test_a_page_names_the_erratum_that_touches_it(page):
+    assert re.search(r"\]\((\.\./)?errata\.md#[\w-]+\)", (ROOT / "docs" / f"{page}.md").read_text())
+
+
+def test_there_are_numbers_to_look_for():
+    assert len(PRINTED) > 200 and quoted("73.07 against 72.57 % (0.90)") == {"73.07", "72.57"}
+    assert quoted("from 0.001 to 0.005") == RATES and not quoted("half at 0.001")

@@ -76,7 +76,7 @@ def test_the_page_in_every_format() -> None:
     records = [*both(1, 0.70, 0.73), *both(2, 0.70, 0.71), *both(1, 0.60, 0.58, method="set")]
     page = gains_page(records, Mode(), ["A note."])
     text = markdown(page)
-    assert "| Accuracy | 3 | 2 | 2 | 1 | +0.67" in text.replace("\\", "")
+    assert "| Accuracy (%) | 3 | 2 | 2 | 1 | +0.67" in text.replace("\\", "")
     assert "A note." in text and len(page.plots()) == 3
     assert html(page).count("<svg") >= 3
 

@@ -1,5 +1,6 @@
 """Runners that are killed, that meet on one store, and that give their work to other processes."""
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -15,10 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from experiments_tiny import data, run
 
 from suptickets.experiments.runner import Runner
-from suptickets.experiments.store import Store
+from suptickets.experiments.store import Store, held
+from suptickets.training.stop import Interrupted
 
 TESTS = Path(__file__).parent
 CELLS = "data=cifar10,method=rigl,method=set"
@@ -99,19 +102,80 @@ def test_two_runners_on_one_store_share_the_work(start, tmp_path):
     assert sum(done) == WANTED // 2 and min(done) >= 1, output
 
 
-def test_local_processes_outlive_their_runner_and_the_next_one_waits_for_them(start, tmp_path):
-    """The runner is killed while they work; the next one finds their results."""
-    cells = "data=cifar10,method=rigl,sparsity=0.9"
-    process = start("local", 2, cells)
-    wait_for(lambda: any((tmp_path / "r" / "runs" / "forked").glob("*/config.json")))
-    process.send_signal(signal.SIGKILL)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_local_processes_end_with_their_runner(start, tmp_path, number):
+    """Each leaves a checkpoint, though the next by the clock is a minute away; the next runner goes on."""
+    cells = "data=cifar10,method=rigl,sparsity=0.9,sparsity=0.8"
+    process = start("local", 2, cells, SCALE="1")
+    place = tmp_path / "r" / "runs" / "forked"
+    wait_for(lambda: len(list(place.glob("*/metrics.jsonl"))) == 2)
+    process.send_signal(number)
+    began = time.monotonic()
     process.wait()
+    wait_for(lambda: not left_behind(tmp_path), 10)
+    assert time.monotonic() - began < 8
+    saved = {file.parents[1].name: step_of(file) for file in place.glob("*/checkpoint/last.pt")}
+    assert len(saved) == 2 and all(0 < step < 226 * STEPS for step in saved.values())
+    assert not list((tmp_path / "r").glob("*.jsonl")) and process.returncode not in (0, None)
+    if number == signal.SIGTERM:
+        return  # what is left is the same
+    again = start("local", 2, cells, SCALE="1")
+    wait_for(lambda: all(epochs(place / name) > step // STEPS for name, step in saved.items()))
+    assert all(epochs(place / name) < 226 for name in saved)  # they have not begun anew and run ahead
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(20) == 1 and not left_behind(tmp_path)
+
+
+STEPS = 2  # of an epoch
+
+
+def left_behind(tmp_path) -> list[str]:
+    """Processes that were told of this folder."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = file.read_bytes().replace(b"\0", b" ").decode()
+            found += [words] if str(tmp_path) in words and file.parent.name != str(os.getpid()) else []
+    return found
+
+
+def step_of(checkpoint) -> int:
+    return torch.load(checkpoint, weights_only=True)["network"]["step"]
+
+
+def epochs(folder) -> int:
+    """Of which the run has told."""
+    return len((folder / "metrics.jsonl").read_text().splitlines())
+
+
+def test_who_does_not_hear_is_ended(tmp_path):
+    """As in a long compilation: the process comes to no point where it could stop."""
+    code = (
+        "import signal, sys, time; from suptickets.experiments import work; work.GRACE = 0.5; "
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "with work.bound_to(sys.argv[1]):\n    time.sleep(1); until = time.monotonic() + 60\n"
+        "    while time.monotonic() < until: time.sleep(0.1)"
+    )
+    with held(tmp_path / "runner.lock"):
+        process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "runner.lock")])
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        assert process.poll() is None
+    assert process.wait(30) == 1 and not (tmp_path / "runner.lock").exists()
+
+
+def test_asked_to_stop_between_two_readings(where, tmp_path, monkeypatch):
+    """What is found is stored at once, and nothing more is begun."""
+    add = Store.add
+    monkeypatch.setattr(Store, "add", lambda *a: (add(*a), os.kill(os.getpid(), signal.SIGTERM)))
+    options = {"cells": "model=vgg16,sparsity=0.9"}
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        run("averaging", where, tmp_path / "r", **options)
+    assert len(lines(tmp_path)) == 1
+    monkeypatch.setattr(Store, "add", add)
     runs = finished(tmp_path)
-    again = start("local", 2, cells)
-    output = again.communicate(timeout=120)[1]
-    assert again.returncode == 0, output
-    each_once(tmp_path, 2)
-    assert runs.items() <= finished(tmp_path).items()
+    run("averaging", where, tmp_path / "r", **options)
+    assert len(lines(tmp_path)) == 7 and finished(tmp_path) == runs
 
 
 class Dies:

@@ -59,15 +59,24 @@ def test_the_tree_tells_separate_runs_apart(capsys, tmp_path):
     assert "triangle to 0.005, rule cima, beta 0.9): 250 epochs, seed 1" in told
     assert "triangle to 0.005, rule caa): 250 epochs, seed 1" in told
     assert "triangle to 0.005, batch norm recompute): 250 epochs, seed 1" in told
-    assert "seeds" not in told
+    assert "seeds" not in told and "triangle to 0.005): 250 epochs, seed 1, 2 times" in told
 
 
-def test_seeds_are_named_once_each_in_order():
+def test_equal_trees_are_one_with_a_count():
     few = tasks(["vgg16"], "method=rigl,sparsity=0.9,data=cifar10", SEPARATE, seeds=3)
-    shown = [node.label for node in tree([*few[::-1], *few]).children]
-    assert len(shown) == 2 and all(line.endswith(", seeds 1 to 3") for line in shown)
+    shown = [node.label for node in tree(few[::-1]).children]
+    assert len(shown) == 2 and all(line.endswith(": 250 epochs, 3 seeds") for line in shown)
+    twice = [node.label for node in tree([*few, *few]).children]
+    assert twice == [f"{line}, 2 times" for line in shown[::-1]]
     shown = [node.label for node in tree([t for t in few if t.seed != 2]).children]
-    assert all(line.endswith(", seeds 1, 3") for line in shown)
+    assert all(line.endswith(", 2 seeds (1, 3)") for line in shown)
+    assert tree(few).label == "0 trunks and 6 other runs, 1,500 epochs"
+
+
+def test_the_tree_names_a_distribution_other_than_the_default():
+    labels = [node.label for node in tree(tasks(["imagenet"], "sparsity=0.9", seeds=None)).children]
+    assert "imagenet resnet50-imagenet set 0.9 uniform: 92 epochs, seed 1" in labels
+    assert sum("uniform" in label or "erk" in label for label in labels) == 1
 
 
 def test_a_table_from_other_tables_trains_nothing_of_its_own():
@@ -153,7 +162,7 @@ def test_the_dry_run_tells_the_cost_and_needs_nothing(tmp_path, capsys):
     dense = 3 * 2 * 313_200_000 * 50_000 * found["epochs"]  # VGG-16: 0.63 GFLOPs a forward pass
     assert 0.05 * dense < found["flops"] < 0.3 * dense and 0 < found["hours"] < 10
     shown = capsys.readouterr().err
-    assert "cifar10 vgg16 rigl 0.95: 226 epochs, seeds 1 to 2" in shown and "plain finish: 24 epochs" in shown
+    assert "cifar10 vgg16 rigl 0.95: 226 epochs, 2 seeds" in shown and "plain finish: 24 epochs" in shown
     assert "sup-tickets (3 cycles of 8, triangle to 0.005): 24 epochs" in shown
     assert not (tmp_path / "r").exists()
 
@@ -163,12 +172,21 @@ def test_separate_runs_cost_more():
     assert forked["flops"] < 0.6 * alone["flops"] and forked["hours"] < 0.6 * alone["hours"]
 
 
-def test_hours_come_from_the_store_where_it_has_some():
+def test_hours_come_from_results_on_this_hardware_where_the_store_has_some():
+    """Three at a time, a run of 2,500 s took a third of the hardware."""
     few = tasks(["vgg16"], "method=rigl,sparsity=0.9,data=cifar10")
-    cell = {"model": "vgg16"}
-    record = {"cell": cell, "changes": {}, "measures": {"epochs": 250}, "seconds": 2500.0}
-    assert cost(few, [record])["hours"] == pytest.approx(274 * 10 / 3600)
-    assert cost(few, [record | {"changes": {"model": "x"}}]) == cost(few)
+    known = {"cell": {"model": "vgg16"}, "changes": {}, "measures": {"epochs": 250}, "hardware": "mine"}
+    record = {**known, "seconds": 2500.0}
+    found = cost(few, [record], "mine")
+    assert found["hours"] == pytest.approx(274 * 10 / 3600)
+    assert found["hours_from"] == "vgg16: the store's 1 results on mine"
+    assert cost(few, [record | {"jobs": 3}], "mine")["hours"] == pytest.approx(found["hours"] / 3)
+    usual = cost(few)
+    assert usual["hours_from"] == "vgg16: steps measured on an NVIDIA H200, one run at a time"
+    assert cost(few, [record | {"changes": {"model": "x"}}], "mine") == usual
+    assert cost(few, [record], "another") == usual
+    other = cost(few + tasks(["imagenet"], "method=rigl,sparsity=0.9", seeds=None))
+    assert other["hours_from"].endswith("; resnet50-imagenet: a guess for an NVIDIA H200")
 
 
 def test_cells_about_the_model_need_no_run():
@@ -200,6 +218,7 @@ def test_cells_about_the_model_need_no_run():
             {"changes": {"sparsity": 0.5}},
             "sparsity belongs to the cells: choose them with --cells sparsity=...",
         ),
+        ({"changes": {"include_start": True}}, "include_start needs --separate: "),
         ({"changes": {"lrr": 0.5}}, "there is no setting 'lrr': did you mean 'lr'?"),
     ],
 )

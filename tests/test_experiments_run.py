@@ -11,12 +11,13 @@ from experiments_tiny import CHANGES, data, run
 from safetensors.torch import load_file
 
 from suptickets.errors import SparsityError
-from suptickets.experiments import EXPERIMENTS
+from suptickets.experiments import EXPERIMENTS, reproduction, work
 from suptickets.experiments.averages import located
 from suptickets.experiments.plan import Mode, plan, wanted
+from suptickets.experiments.provenance import revision
 from suptickets.experiments.results import write_pages
-from suptickets.experiments.runner import fork, revision
 from suptickets.experiments.store import Results, Store
+from suptickets.experiments.work import fork
 from suptickets.training.folder import RunFolder
 from suptickets.training.train import default_folder, train
 
@@ -51,24 +52,29 @@ def store(tmp_path_factory, where) -> Path:
 # ---- forks ----
 
 
-def test_a_forked_branch_is_the_same_run_bit_for_bit(tmp_path, where, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("averaging", "model=vgg16,sparsity=0.9,rule=cia"),
+        ("swa", "method=dense,sparsity=0.9"),
+        ("vgg16", "method=granet,sparsity=0.9,booster=none,data=cifar10"),
+    ],
+)
+def test_a_forked_branch_is_the_same_run_bit_for_bit(tmp_path, where, name, cells):
     """As if trained from the trunk's checkpoint by hand, and as if trained alone from its first step."""
-    trained, log = [], RunFolder.log
-    monkeypatch.setattr(RunFolder, "log", lambda self, line: (trained.append(line["epoch"]), log(self, line)))
-    run("averaging", where, tmp_path / "r", "model=vgg16,sparsity=0.9,rule=cia")
-    cells = EXPERIMENTS["averaging"].cells("model=vgg16,sparsity=0.9,rule=cia")
-    (task,) = plan(wanted(cells, 1), MODE)
+    run(name, where, tmp_path / "r", cells)
+    (task,) = plan(wanted(EXPERIMENTS[name].cells(cells), 1), MODE)
     settings = located(task.branches[0].settings, str(where))
     trunk, forked = (
         RunFolder(tmp_path / "r/runs/forked" / default_folder(s).name) for s in (task.trunk, settings)
     )
-    fork(trunk, RunFolder(tmp_path / "by-hand"))
+    fork(trunk, RunFolder(tmp_path / "by-hand"), settings)
     train(settings, tmp_path / "by-hand")
     train(settings, tmp_path / "alone")
     summary = same_parts(forked)
     for other in (RunFolder(tmp_path / "by-hand"), RunFolder(tmp_path / "alone")):
-        assert same_parts(other) == summary and len(summary["tickets"]) == 3 and summary["start"]
-        assert len(other.singles()) == 3
+        assert same_parts(other) == summary and len(summary["tickets"]) == 3 * settings.cyclic
+        assert len(other.singles()) == 3 * settings.cyclic
         for ours, theirs in zip(
             [forked.ticket, *forked.singles()], [other.ticket, *other.singles()], strict=True
         ):
@@ -78,7 +84,24 @@ def test_a_forked_branch_is_the_same_run_bit_for_bit(tmp_path, where, monkeypatc
     assert lines == [1, 2, 3, 4, 5]
 
 
-def test_a_branch_that_was_cut_off_goes_on_from_its_own_checkpoint(tmp_path, where, monkeypatch):
+CIA = "model=vgg16,sparsity=0.9,rule=cia"
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[int]:
+    """The epochs that are trained, in order."""
+    epochs, log = [], RunFolder.log
+    monkeypatch.setattr(RunFolder, "log", lambda self, line: (epochs.append(line["epoch"]), log(self, line)))
+    return epochs
+
+
+def folders(out, booster) -> list[Path]:
+    return list(Path(out).glob(f"runs/forked/*-{booster}-*-seed*/"))
+
+
+@pytest.mark.parametrize("trunk", ["kept", "gone"])
+def test_a_branch_that_was_cut_off_goes_on_from_its_own_checkpoint(tmp_path, where, monkeypatch, trunk):
+    """That is all it needs: with it, the trunk is not trained again where it was left behind."""
     trained, log = [], RunFolder.log
 
     def cut_off(self, line):
@@ -87,11 +110,13 @@ def test_a_branch_that_was_cut_off_goes_on_from_its_own_checkpoint(tmp_path, whe
             raise OSError("the power is gone")
         log(self, line)
 
-    options = {"cells": "model=vgg16,sparsity=0.9,rule=cia", "changes": {**CHANGES, "checkpoint_every": 0}}
+    options = {"cells": CIA, "changes": {**CHANGES, "checkpoint_every": 0}}
     whole = run("averaging", where, tmp_path / "whole", **options)
     monkeypatch.setattr(RunFolder, "log", cut_off)
     broken = run("averaging", where, tmp_path / "r", **options)
     assert len(broken["failed"]) == 1 and "the power is gone" in broken["failed"][0]
+    if trunk == "gone":
+        shutil.rmtree(*folders(tmp_path / "r", "none"))
     again = run("averaging", where, tmp_path / "r", **options)
     assert trained == [1, 2, 3, 4, 4, 5] and again["cells"] == whole["cells"] and not again["failed"]
     ours, theirs = (
@@ -100,6 +125,77 @@ def test_a_branch_that_was_cut_off_goes_on_from_its_own_checkpoint(tmp_path, whe
     )
     assert len(ours) == 4 and ours.keys() == theirs.keys()
     assert all(ours[n][key].equal(theirs[n][key]) for n in ours for key in ours[n])
+
+
+@pytest.mark.parametrize(
+    ("left", "again"),
+    [
+        (("checkpoint/last.pt", "summary.json", "metrics.jsonl", "config.json"), [3, 4, 5]),
+        (("checkpoint/last.pt",), [3, 4, 5]),
+        (("summary.json", "metrics.jsonl", "config.json"), [1, 2, 3, 4, 5]),
+        ((), [1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_trunk_is_trained_again_only_if_its_checkpoint_is_gone(tmp_path, where, trained, left, again):
+    run("averaging", where, tmp_path / "r", CIA)
+    (trunk,), (branch,) = (folders(tmp_path / "r", name) for name in ("none", "sup-tickets"))
+    shutil.rmtree(branch)
+    for file in [path for path in trunk.rglob("*") if path.is_file()]:
+        if str(file.relative_to(trunk)) not in left:
+            file.unlink()
+    (line,) = (tmp_path / "r" / "cifar100-vgg16.jsonl").read_text().splitlines()
+    (tmp_path / "r" / "cifar100-vgg16.jsonl").unlink()
+    trained.clear()
+    run("averaging", where, tmp_path / "r", CIA)
+    assert trained == again
+    (record,) = Store(tmp_path / "r").read()
+    assert same(record["measures"]) == same(json.loads(line)["measures"])
+
+
+def same(measures):
+    return {key: value for key, value in measures.items() if key != "seconds"}
+
+
+def test_a_checkpoint_that_was_damaged_on_its_way_is_not_used(tmp_path, where, trained, capsys):
+    run("averaging", where, tmp_path / "r", CIA)
+    (trunk,), (branch,) = (folders(tmp_path / "r", name) for name in ("none", "sup-tickets"))
+    shutil.rmtree(branch)
+    (tmp_path / "r" / "cifar100-vgg16.jsonl").unlink()
+    checkpoint = trunk / "checkpoint" / "last.pt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    trained.clear()
+    found = run("averaging", where, tmp_path / "r", CIA)
+    assert trained == [1, 2, 3, 4, 5] and not found["failed"]
+    assert f"{checkpoint} is damaged: the run starts over" in capsys.readouterr().err
+
+
+def test_more_seeds_train_only_the_new_ones(tmp_path, where, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(work, "train", lambda s, *a, **o: (seeds.append(s.seed), train(s, *a, **o)))
+    cells = "data=cifar10,method=rigl,sparsity=0.9,booster=none"
+    for count, new in ((1, [1]), (3, [2, 3]), (2, []), (3, [])):
+        seeds.clear()
+        found = run("vgg16", where, tmp_path / "r", cells, seeds=count)
+        assert sorted(set(seeds)) == new and found["cells"][0]["ours"]["runs"] == count
+    assert [one["seed"] for one in Store(tmp_path / "r").read()] == [1, 2, 3]
+
+
+def test_several_measures_are_read_off_one_run(tmp_path, where, trained):
+    found = run("uncertainty", where, tmp_path / "r", "model=vgg16,data=cifar10,sparsity=0.9")
+    assert sorted(one["measure"] for one in found["cells"]) == ["ece", "ece", "nll", "nll"]
+    assert trained == [1, 2, 3, 4, 5, 3, 4, 5] and len(Store(tmp_path / "r").read()) == 2
+
+
+def test_networks_that_are_compared_must_be_there(tmp_path, where):
+    """A store alone does not have them."""
+    cells = "booster=dense-ensemble"
+    run("diversity", where, tmp_path / "r", cells, seeds=1)
+    gone = folders(tmp_path / "r", "none")
+    for folder in gone:
+        shutil.rmtree(folder)
+    found = run("diversity", where, tmp_path / "r", cells, seeds=2)
+    (line,) = found["failed"]
+    assert "networks are compared that are gone: bring back " in line and "seed1" in line
 
 
 def same_parts(folder):
@@ -185,7 +281,8 @@ def test_pages_are_computed_from_the_store(tmp_path, where):
     out = tmp_path / "r"
     run("vgg16", where, out, "sparsity=0.9")
     for format in ("html", "md", "tex"):
-        written = {path.name: path.read_text() for path in write_pages(tmp_path / "r", format=format)}
+        some = [] if format == "tex" else ["vgg16", "granet-vs-dense"]  # plots take their time
+        written = {path.name: path.read_text() for path in write_pages(out, some, format=format)}
         assert f"vgg16.{format}" in written and f"granet-vs-dense.{format}" in written
         assert f"resnet50.{format}" not in written
     html = (out / "vgg16.html").read_text()
@@ -214,8 +311,33 @@ def test_a_result_says_all_it_depends_on(tmp_path, where):
     assert first["changes"] == CHANGES and first["scale"] == 0.01 and first["separate"] is False
     assert {"python", "torch", "suptickets"} <= first["versions"].keys() and first["hardware"]
     assert first["seconds"] > 0 and first["revision"] == revision() and first["time"].endswith("+00:00")
+    assert first["jobs"] == 1 and first["command"].startswith(
+        "suptickets reproduce vgg16 --cells data=cifar10"
+    )
     assert {"accuracy", "nll", "ece", "layers", "diversity", "tickets", "start"} <= first["measures"].keys()
     assert len(first["measures"]["tickets"]) == 3 and "data_dir" not in first["settings"]
+
+
+@pytest.mark.parametrize(
+    ("known", "told"), [("a" * 40, False), ("a" * 40 + "-dirty", True), ("unknown", True)]
+)
+def test_results_of_no_committed_revision_are_announced(monkeypatch, capsys, known, told):
+    """Not for a trial: nobody is to believe it."""
+    monkeypatch.setattr(reproduction, "revision", lambda: known)
+    tasks = plan(wanted(EXPERIMENTS["vgg16"].cells("method=set"), 1), Mode())
+    reproduction._tell_revision(Mode(), tasks)
+    assert (f"results will name the revision {known}: commit first" in capsys.readouterr().err) == told
+    reproduction._tell_revision(Mode(0.1), tasks)
+    reproduction._tell_revision(Mode(), [])
+    assert not capsys.readouterr().err
+
+
+def test_a_number_that_does_not_exist_is_null(tmp_path):
+    cell = {"data": "cifar10", "model": "vgg16"}
+    mode = {"scale": 1, "separate": False, "changes": {}}
+    Store(tmp_path).add({"cell": cell, "seed": 1, **mode, "measures": {"nll": float("nan")}})
+    text = (tmp_path / "cifar10-vgg16.jsonl").read_text()
+    assert "NaN" not in text and json.loads(text)["measures"] == {"nll": None}
 
 
 def test_what_is_done_is_not_done_again(tmp_path, where):
@@ -260,11 +382,31 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, where):
     assert boosters == {"batch-ensemble", "sup-tickets"}
 
 
+@pytest.mark.parametrize(
+    ("names", "cells", "least"),
+    [("vgg16", "method=rigl,sparsity=0.9,data=cifar10", 0.19), ("cycle-length", "cycle_epochs=2", 0.75)],
+)
+def test_a_scale_that_leaves_too_few_steps_is_refused(tmp_path, where, names, cells, least):
+    """Of all images in one batch: a cycle of one step has no middle. The scale that is named works."""
+    options = {"changes": {**CHANGES, "batch_size": 100}, "cells": f"{cells},model=vgg16"}
+    with pytest.raises(SparsityError) as refused:
+        run(names, where, tmp_path / "r", scale=0.05, **options)
+    told = f"--scale 0.05 leaves too few steps of training: use at least {least}"
+    assert str(refused.value) == told and not (tmp_path / "r").exists()
+    with pytest.raises(SparsityError, match=f"use at least {least}"):
+        run(names, where, tmp_path / "r", scale=least - 0.01, **options)
+    if least < 0.5:
+        found = run(names, where, tmp_path / "r", scale=least, **options)
+        assert not found["failed"] and all(one["ours"] for one in found["cells"])
+
+
 def test_without_submitit_it_says_so(tmp_path, where, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(SparsityError, match="needs submitit: pip install"):
         run("vgg16", where, tmp_path / "r", "data=cifar10,method=rigl,sparsity=0.9")
     assert run("vgg16", where, tmp_path / "r", dry_run=True)["runs"] > 0
+    assert len(run("schedule", where, tmp_path / "r")["cells"]) == 2  # nothing to train
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_damaged_line_is_told(tmp_path, where, capsys):

@@ -148,8 +148,36 @@ def test_bad_input_is_refused() -> None:
 
 
 def test_a_model_without_counted_operations_costs_the_same() -> None:
-    assert training_flops(Flops(0, 0, {}), {"a": (2, 2)}, st.Static(0.5), 5, 5) == TrainingFlops(0, 0)
+    nothing = Flops(0, 0, {"a": LayerFlops(0, 0)})
+    assert training_flops(nothing, {"a": (2, 2)}, st.Static(0.5), 5, 5) == TrainingFlops(0, 0)
     assert TrainingFlops(0, 0).ratio == 1
+
+
+def test_a_layer_that_there_is_not_is_refused() -> None:
+    with pytest.raises(st.SparsityError, match="unknown layer 'layer1.conv3': did you mean 'layer1.conv1'"):
+        forward = Flops(9, 9, {"layer1.conv1": LayerFlops(9, 9), "fc": LayerFlops(0, 0)})
+        training_flops(forward, {"layer1.conv3": (2, 2)}, st.Static(0.5), 5, 5)
+
+
+def test_a_layer_that_the_pass_does_not_use_costs_nothing() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(10, 10), nn.Linear(10, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    network = st.sparsify(Spare(), st.Static(0.5), seed=0)
+    forward = st.flops(network.model, torch.zeros(1, 10))
+    assert forward.layers == {"used": LayerFlops(200, 100), "spare": LayerFlops(0, 0)}
+    shapes = {name: layer.shape for name, layer in network.layers.items()}
+    assert training_flops(forward, shapes, st.Static(0.5), 5, 5).ratio == 0.5
+
+
+def test_cycles_that_never_explore_need_no_gradient() -> None:
+    cycles = {"cycles": 2, "cycle_steps": 20, "explore_at": "never"}
+    assert cost(st.Static(0.5), **cycles) == pytest.approx(HALF)
 
 
 # ---- the paper's figures ----

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,11 +165,40 @@ def test_without_a_difference_one_in_twenty_is_significant(
     assert np.mean([test(*pair).p <= 0.05 for pair in drawn]) == pytest.approx(0.05, abs=0.03)
 
 
+@pytest.mark.parametrize("difference", [0.01, -0.3, 1.0, 1e-9])
+@pytest.mark.parametrize("n", [2, 5])
+def test_differences_that_are_all_the_same(difference: float, n: int) -> None:
+    """But for rounding; they have no standard error, and scipy would warn."""
+    theirs = [0.7 + 0.013 * i for i in range(n)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = paired_t([x + difference for x in theirs], theirs)
+    assert found == Significance(np.copysign(np.inf, difference), 0.0)
+
+
+def test_differences_that_are_nearly_the_same() -> None:
+    ours = [0.01, 0.01 + 1e-12, 0.01 - 1e-12]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = paired_t(ours, [0.0] * 3)
+    assert found.statistic == pytest.approx(stats.ttest_1samp(ours, 0).statistic) and 0 < found.p < 1e-9
+
+
 # ---- bad input ----
+
+WRONG: list[Any] = [
+    *([], [1.0], [1.0, float("nan")], [1.0, float("inf")], [[1.0, 2.0], [3.0, 4.0]]),
+    *(["0.5", "0.6"], [None, 1.0], [True, False], [1j, 2j], [[1.0], [2.0, 3.0]], "12", None, 3.0, {1.0, 2.0}),
+]
+
+
+def test_results_beyond_the_largest_number_are_refused() -> None:
+    with pytest.raises(SparsityError, match="beyond the largest number"):
+        paired_t([1.7e308, 1.7e308], [-1.7e308, 1.0])
 
 
 @pytest.mark.parametrize("test", [*PAIRED, kolmogorov_smirnov])
-@pytest.mark.parametrize("wrong", [[], [1.0], [1.0, float("nan")], [[1.0, 2.0], [3.0, 4.0]]])
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
 def test_lists_of_finite_numbers_are_needed(test: Callable[..., Significance], wrong: list[float]) -> None:
     with pytest.raises(SparsityError, match="two or more finite results"):
         test([1.0, 2.0], wrong)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 from torchmetrics.text import Perplexity
 
+from suptickets.errors import SparsityError
 from suptickets.measure.predictions import Bin, Scores, Tally, log_probabilities
 
 
@@ -104,6 +105,54 @@ def test_infinite_logits() -> None:
     found = scores(logits, torch.tensor([0, 0]))
     assert found.nll == pytest.approx(math.log(2) / 2)
     assert (found.accuracy, found.ece) == (1.0, pytest.approx(0.25))
+
+
+RIGHT = torch.tensor([0, 2, 1])
+WRONG = {
+    "a class too many": torch.tensor([0, 3, 1]),
+    "below 0": torch.tensor([0, -1, 1]),
+    "floats": torch.tensor([0.0, 2.0, 1.0]),
+    "booleans": torch.tensor([True, False, True]),
+    "a column": RIGHT[:, None],
+    "one-hot": torch.eye(3, dtype=torch.long),
+    "too few": RIGHT[:2],
+    "too many": torch.cat([RIGHT, RIGHT]),
+    "a number": torch.tensor(1),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_labels_that_do_not_fit_are_refused(wrong: str) -> None:
+    tally = counted(torch.zeros(3, 3), RIGHT)
+    with pytest.raises(SparsityError, match="labels"):
+        tally.add(torch.zeros(3, 3), WRONG[wrong])
+    assert tally.scores() == scores(torch.zeros(3, 3), RIGHT)  # nothing of them was counted
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 0), (3, 3, 1), ()])
+def test_logits_that_are_none_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(SparsityError, match="logits must be"):
+        Tally().add(torch.zeros(shape), RIGHT)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_labels_of_any_whole_type(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 3)
+    assert scores(logits, RIGHT.to(dtype)) == scores(logits, RIGHT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_labels_are_refused_without_waiting() -> None:
+    tally = Tally("cuda")
+    logits, labels = torch.zeros(3, 3, device="cuda"), WRONG["a class too many"].cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        tally.add(logits, labels)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with pytest.raises(SparsityError, match="1 labels name a class"):
+        tally.scores()
 
 
 def test_nan_is_not_hidden() -> None:

@@ -17,7 +17,8 @@ from report_runs import make_run
 from suptickets.errors import SparsityError
 from suptickets.report import FORMATS, read_runs, run_page, write_report
 from suptickets.report.html import html
-from suptickets.report.measures import MEASURES, plain
+from suptickets.report.looks import looks
+from suptickets.report.measures import MEASURES, duration, plain
 from suptickets.report.runs import INCIDENTAL, group
 from suptickets.report.text import latex, markdown
 from suptickets.training import settings
@@ -122,6 +123,7 @@ def test_runs_of_all_kinds_have_a_page(tmp_path, flags):
     names = {plot.name for plot in page.plots()}
     assert ("tickets-accuracy" in names) == ("booster" not in flags)
     assert ("sparsity" in names) == (flags.get("method") == "granet")  # only there it moves
+    assert bool({"layers-0", "layers-end"} & names) == (flags.get("method") != "dense")
     assert Reader(html(page)).count("svg") == len(names)
 
 
@@ -166,6 +168,46 @@ def test_a_damaged_line_of_metrics_is_left_out_and_said(tmp_path):
     assert len(read_runs([folder])[0].metrics) == 20
 
 
+@pytest.mark.parametrize(("booster", "part"), [("tree-net", "head"), ("batch-ensemble", "member")])
+def test_heads_and_members_are_no_tickets(tmp_path, booster, part):
+    folder = make_run(tmp_path / "run", booster=booster)
+    scores = [{"accuracy": 0.9 + n / 100, "nll": 0.3, "ece": 0.02} for n in range(3)]
+    edit(folder, "summary.json", members=scores, tickets=[], start=None, ensemble=None)
+    page = run_page(read_runs([folder]))
+    assert page.sections[0].title == f"{part.capitalize()}s"
+    (table,) = [t for t in page.tables() if t.name == "scores"]
+    named = {row[0].text: row[1].value for row in table.rows}
+    assert {f"{part} {n}": named.get(f"{part} {n}") for n in (1, 2, 3)} == {
+        f"{part} {n}": 0.9 + (n - 1) / 100 for n in (1, 2, 3)
+    }
+    assert f"all {part}s together" in named and f"{part}s-accuracy" in {p.name for p in page.plots()}
+    told = "".join(Reader(html(page)).words)
+    assert f"two {part}s disagree" in told
+    assert "ticket" not in re.sub(r"suptickets|Settings.*", "", told, flags=re.DOTALL)
+    make_run(tmp_path / "other")
+    (both,) = [p.title for p in run_page(read_runs([tmp_path])).plots() if p.title.startswith("Disagreement")]
+    assert both.split("of the ")[1].split(" or ") in ([f"{part}s", "tickets"], ["tickets", f"{part}s"])
+
+
+def test_what_was_explored_is_told(tmp_path):
+    folder = edit(make_run(tmp_path / "run"), "summary.json", explored=0.4321)
+    shown = {number.label: number for number in run_page(read_runs([folder])).numbers}
+    assert shown["Explored"].text == "43.21\N{NO-BREAK SPACE}%"
+    edit(folder, "summary.json", explored=None)
+    assert "Explored" not in {number.label for number in run_page(read_runs([folder])).numbers}
+
+
+def test_the_marks_in_the_curves_are_explained(tmp_path):
+    def text(**flags):
+        page = run_page(read_runs([make_run(tmp_path / str(flags), **flags)]))
+        return next(section.text for section in page.sections if section.title == "Training")
+
+    marks = "a ring before the cycles, a dot for each ticket, a diamond for"
+    assert f"{marks} the superposed one." in text()
+    assert f"{marks} the result." in text(booster="free-tickets")
+    assert text(booster="none") == ""
+
+
 # ---- several runs ----
 
 
@@ -198,6 +240,8 @@ def test_the_page_of_several_settings(runs):
     page = run_page(read_runs([runs]))
     assert page.title == "3 settings compared"
     assert page.about == "digits · vgg-small · 20 epochs · recipe digits · 5 runs"
+    (time,) = [number for number in page.numbers if number.label == "Time of all runs"]
+    assert (time.text, time.note) == (duration(5 * 754.2), "added up, on 2 CPU threads")
     names = {plot.name for plot in page.plots()}
     assert {
         "settings-nll",
@@ -212,6 +256,37 @@ def test_the_page_of_several_settings(runs):
     (every,) = [t for t in page.tables() if t.name == "runs"]
     assert len(every.rows) == 5
     assert Reader(html(page)).count("svg") == len(page.plots())
+
+
+def test_the_diversity_of_each_of_several_runs_is_shown(runs):
+    page = run_page(read_runs([runs]))
+    assert {"diversity-disagreement", "diversity-kl"} <= {plot.name for plot in page.plots()}
+    (every,) = [t for t in page.tables() if t.name == "runs"]
+    places = [every.header.index(name) for name in ("Disagreement", "KL divergence", "Accuracy (%)")]
+    shown = [[row[place].value for place in places] for row in every.rows]
+    told = [json.loads((runs / f"sup-tickets-{n}" / "summary.json").read_text()) for n in (1, 2)]
+    expected = [[*one["diversity"].values(), one["accuracy"]] for one in told]
+    assert [values for values in shown if values[0] is not None] == expected
+    tips = html(page)
+    for one in told:
+        assert f"{one['diversity']['kl']:.3f}, accuracy {one['accuracy']:.2%}".replace("%", "\xa0%") in tips
+
+
+def test_without_a_booster_lines_are_dashed_in_the_colour_of_their_method(runs):
+    groups = group(read_runs([runs]))
+    found = {one.label: look for one, look in zip(groups, looks(groups), strict=True)}
+    assert found["RigL"].colour == found["RigL + Sup-tickets"].colour != found["Dense"].colour
+    assert {label: look.plain for label, look in found.items()} == {
+        "RigL + Sup-tickets": False,
+        "RigL": True,
+        "Dense": False,
+    }
+
+
+def test_two_settings_of_a_method_have_two_colours(tmp_path):
+    for n, flags in enumerate([{}, {"lr": 0.2}, {"method": "set"}]):
+        make_run(tmp_path / str(n), **flags)
+    assert len({look.colour for look in looks(group(read_runs([tmp_path])))}) == 3
 
 
 def test_more_settings_than_colours(tmp_path):
@@ -324,7 +399,16 @@ def test_markdown_tables_have_as_many_cells_in_every_row(tmp_path):
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in table.splitlines()}) == 1
     assert "a\\|b\\\\\\|c d \\*e\\* \\`f\\`" in text
-    assert "<script" not in text.replace("\\<", "")
+    fenced = re.sub(r"^```text\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "<script" not in fenced.replace("\\<", "") and fenced.count("```") == 0
+
+
+@pytest.mark.parametrize("line", ["plain", "a ``` b", "`````", "~~~"])
+def test_a_command_in_markdown_is_as_it_was(tmp_path, line):
+    folder = edit(make_run(tmp_path / "run"), "summary.json", command=line)
+    text = markdown(run_page(read_runs([folder])))
+    (fence,) = re.findall(rf"^(`+)text\n{re.escape(line)}\n\1$", text, re.MULTILINE)
+    assert fence not in line
 
 
 def test_latex_special_characters_are_escaped(tmp_path):
@@ -378,6 +462,24 @@ def test_the_same_run_gives_the_same_page(runs):
 
 def test_a_run_is_counted_once(runs):
     assert len(read_runs([runs, runs / "dense", runs])) == 5
+
+
+def test_reports_among_the_runs_are_passed_over(runs, tmp_path):
+    """As a shell gives them for `suptickets report runs/*`."""
+    where = tmp_path / "runs"
+    shutil.copytree(runs, where)
+    (where / "report.html").write_text("")
+    write_report([where / "dense"], where / "plots", format="svg")
+    assert len(read_runs(sorted(where.iterdir()))) == 5
+    for only in ([where / "report.html"], [where / "plots", where / "report.html"]):
+        with pytest.raises(SparsityError, match="reports?: give run folders, or folders that hold some"):
+            read_runs(only)
+    (where / "notes.txt").write_text("")
+    with pytest.raises(SparsityError, match=r"notes.txt is no folder"):
+        read_runs(sorted(where.iterdir()))
+    (where / "empty").mkdir()
+    with pytest.raises(SparsityError, match="there is no run in"):
+        read_runs([where / "empty", where / "dense"])
 
 
 # ---- bad input ----

@@ -3,13 +3,16 @@
 import pytest
 from report_browser import CHROMIUM, Browser
 from report_runs import figure_cells, make_cells, make_run
+from report_store import make_store
 
+from suptickets.experiments.results import write_pages
 from suptickets.report import FIGURES, CellResult, Ours, experiment_page, read_runs, write_page, write_report
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here: install Debian's package `chromium`"
 )
 
+CELLS = "method=rigl,sparsity=0.9"
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 SCREENS = [(1280, False), (1280, True), (390, False), (390, True)]
 PLOTS = """[...document.querySelectorAll(".plot svg")].map((plot) => {
@@ -25,6 +28,9 @@ NAMES = """[...document.querySelectorAll(".plot svg text")].map((word) => [
 COLUMN = """[...document.querySelectorAll("#table-settings tbody tr")]
   .map((row) => row.cells[%d].textContent)"""
 
+UNFOLD = "for (const part of document.querySelectorAll('details')) part.open = true"
+SEEN = """[...document.querySelectorAll(".plot svg")]
+  .filter((plot) => plot.checkVisibility()).map((plot) => plot.closest("figure").id)"""
 WORD = """(() => {
   const words = [...document.querySelectorAll("#%s svg text")];
   const word = words.find((word) => word.textContent.length > 3);
@@ -58,21 +64,25 @@ def pages(tmp_path_factory):
     write_page(
         experiment_page("VGG-16", "Table 1", make_cells(0.8), runs=runs, notes=[EVIL]), where / "table.html"
     )
+    make_store(where / "results", "vgg16", cells=CELLS, seeds=(1, 2), folders=True, hardware=EVIL)
+    write_pages(where / "results", ["vgg16"], where / "store")
+    (where / "store" / "vgg16.html").rename(where / "store.html")
     for name, figure in FIGURES.items():
         write_page(experiment_page(name, "Figure", figure_cells(name), figure=figure), where / f"{name}.html")
     return where
 
 
 @pytest.mark.parametrize(("width", "dark"), SCREENS)
-@pytest.mark.parametrize("name", ["one", "several", "table", "evil", *FIGURES])
+@pytest.mark.parametrize("name", ["one", "several", "table", "store", "evil", *FIGURES])
 def test_a_page_is_quiet_whole_and_fits_the_screen(browser, pages, name, width, dark):
     browser.open(pages / f"{name}.html", width, dark=dark)
     assert browser.complaints() == []
     page, *others = browser.requests()
     assert page.startswith("file://")
     assert all(url.startswith("data:image/png;base64") for url in others)
+    browser.js(UNFOLD)
     plots = browser.js(PLOTS)
-    assert plots
+    assert plots and len(browser.js(SEEN)) == len(plots)
     for name, *sizes, right in plots:
         assert all(size > 0 for size in sizes), name
         assert right <= width, name
@@ -130,15 +140,74 @@ def test_cells_without_a_number_come_last_both_ways(browser, pages):
         assert set(browser.js(column)[-missing:]) == {"\N{EN DASH}"}
 
 
-@pytest.mark.parametrize("name", ["one", "table", *FIGURES])
+@pytest.mark.parametrize("name", ["one", "table", "store", *FIGURES])
 def test_text_in_every_plot_can_be_selected(browser, pages, name):
     browser.open(pages / f"{name}.html")
+    browser.js(UNFOLD)
     for figure in browser.js("[...document.querySelectorAll('.plot')].map((plot) => plot.id)"):
         word, left, right, y = browser.js(WORD % figure)
         browser.mouse("mousePressed", left, y, 1)
         browser.mouse("mouseMoved", right + 2, y, 1)
         browser.mouse("mouseReleased", right + 2, y, 1)
         assert browser.js("getSelection().toString().trim()") == word, figure
+
+
+def test_what_is_long_is_folded_until_it_is_asked_for(browser, pages):
+    browser.open(pages / "store.html")
+    every = browser.js("[...document.querySelectorAll('.plot')].map((plot) => plot.id)")
+    seen = browser.js(SEEN)
+    assert "settings-accuracy-cifar10-vgg16" in seen and "flops-training-cifar100-vgg16" in seen
+    folded = [name for name in every if name not in seen]
+    for kind in ("learning-rate", "train-accuracy", "test-accuracy", "layers-0", "layers-end", "reliability"):
+        assert f"{kind}-cifar10-vgg16-90" in folded
+    browser.click(".folded summary")
+    opened = browser.js(SEEN)
+    assert {name for name in folded if "cifar10-" in name} == set(opened) - set(seen)
+    tip = "#test-accuracy-cifar10-vgg16-90 [data-tip*='superposed']"
+    x, y = browser.middle(tip)
+    browser.mouse("mouseMoved", x, y)
+    assert "superposed" in browser.js("document.querySelector('#tooltip').textContent")
+
+
+SCROLL = """(() => {
+  const box = document.querySelector("#table-settings").closest(".scroll");
+  const first = box.querySelector("tbody td");
+  const faded = getComputedStyle(box).maskImage !== "none";
+  const hint = box.previousElementSibling.checkVisibility();
+  const rest = box.scrollWidth - box.clientWidth;
+  return [rest, faded, hint, first.getBoundingClientRect().left - box.getBoundingClientRect().left];
+})()"""
+FRAME = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@pytest.mark.parametrize(("width", "dark"), SCREENS)
+def test_a_wide_table_shows_that_it_goes_on_and_keeps_its_names(browser, pages, width, dark):
+    browser.open(pages / "several.html", width, dark=dark)
+    browser.js(FRAME)
+    rest, *signs, left = browser.js(SCROLL)
+    assert rest > 100 and signs == [True, True] and left == 0
+    browser.js("document.querySelector('#table-settings').closest('.scroll').scrollLeft = 1e6")
+    browser.js(FRAME)
+    _, faded, hint, left = browser.js(SCROLL)
+    assert (faded, hint, left) == (False, True, 0)
+    names = "document.elementFromPoint(...%s).closest('td, th').cellIndex"
+    x, y = browser.middle("#table-settings tbody tr:last-child td")
+    assert browser.js(names % f"[{max(x, 20)}, {y}]") == 0  # nothing slides over them
+
+
+def test_a_table_that_fits_gives_no_hint(browser, pages):
+    for width in (1280, 2000):
+        browser.open(pages / "table.html", width)
+        browser.js(FRAME)
+        look = SCROLL.replace("#table-settings", "#table-grid-0")
+        assert browser.js(look) == [0, False, False, 0]
+
+
+def test_a_wide_table_uses_the_margin_of_a_wide_screen(browser, pages):
+    browser.open(pages / "several.html", 2000)
+    wide = "document.querySelector('%s').getBoundingClientRect().width"
+    assert browser.js(wide % ".scroll:has(#table-settings)") > browser.js(wide % "header") + 20
+    assert browser.js("document.documentElement.scrollWidth") == 2000
 
 
 def test_points_have_tooltips(browser, pages):
@@ -179,7 +248,7 @@ def test_light_and_dark_follow_the_system_and_the_button(browser, pages):
     browser.js("localStorage.clear()")
 
 
-@pytest.mark.parametrize("name", ["evil", "table"])
+@pytest.mark.parametrize("name", ["evil", "table", "store"])
 def test_names_stay_text(browser, pages, name):
     browser.open(pages / f"{name}.html")
     assert EVIL in browser.js("document.body.textContent")

@@ -135,7 +135,10 @@ def test_the_page_of_a_table(tmp_path):
     assert [section.title for section in page.sections][-1] == "How to run this again"
     text = html(page)
     assert text.count("<figure") == len(page.plots())
-    assert {"difference-0", "difference-1", "learning-rate"} <= {plot.name for plot in page.plots()}
+    names = {plot.name for plot in page.plots()}
+    assert {"difference-cifar10-vgg16", "difference-cifar100-vgg16"} <= names
+    assert {"learning-rate-digits-vgg-small-90", "layers-0-digits-vgg-small-90"} <= names
+    assert [section.folded for section in page.sections if section.title.startswith("Runs: ")] == [True]
     assert "a trial" in text
     assert "suptickets reproduce vgg16" in text
 
@@ -165,6 +168,26 @@ def test_a_table_for_each_model_and_nothing_twice():
     assert [row[0].text for row in page.tables()[0].rows] == ["C=2", "C=4"]
     names = [block.name for block in (*page.tables(), *page.plots())]
     assert len(set(names)) == len(names)
+
+
+def test_a_sparsity_for_each_row_belongs_to_the_row():
+    """As in the paper's table of diversity: two columns, whatever the sparsity."""
+    levels = {"tree-net": 0.0, "sup-tickets": 0.8}
+    cells = [
+        cell(0.1, booster=b, sparsity=s, method="dense" if not s else "set", measure=m)
+        for b, s in levels.items()
+        for m in ("disagreement", "kl")
+    ]
+    grid = experiment_page("Diversity", "Table 6", cells).tables()[0]
+    assert list(grid.header) == ["Setting", "Disagreement", "KL divergence"]
+    rows = [row[0].text for row in grid.rows]
+    assert rows == ["Dense + TreeNet", "SET + Sup-tickets, 80\N{NO-BREAK SPACE}%"]
+
+
+def test_a_dense_network_stands_beside_the_sparsities():
+    cells = [cell(0.9, method="dense", sparsity=0.0), cell(0.8), cell(0.8, sparsity=0.95)]
+    grid = experiment_page("a", "b", cells).tables()[0]
+    assert [column.removesuffix("\N{NO-BREAK SPACE}%") for column in grid.header[1:3]] == ["90", "95"]
 
 
 def test_names_without_what_all_share():
@@ -233,11 +256,31 @@ def test_the_papers_figures_in_its_own_form(name):
     cells = figure_cells(name)
     page = experiment_page(name, "Figure", cells, figure=FIGURES[name])
     text = html(page)
-    plots = [plot for plot in page.plots() if plot.name.startswith(name.removesuffix("-fixed"))]
+    plots = [plot for plot in page.plots() if plot.name.startswith("figure-")]
     assert len(plots) == {"averaging": 1, "ticket-count-fixed": 2, "uncertainty": 2}[name]
     for one in cells:
         assert one.kind.show(one.ours.mean, one.ours.sd) in text  # each has a tooltip
     assert not any("paper" in number.note for number in page.numbers)
+
+
+def test_the_superposed_ticket_and_its_tickets_are_drawn_on_one_scale():
+    plots = FIGURES["ticket-count-fixed"](figure_cells("ticket-count-fixed"))
+    limits = []
+    for plot in plots:
+        with drawn(plot) as chart:
+            limits.append(chart.axes.get_ylim())
+    assert len(plots) == 2 and limits[0] == limits[1]
+    ours = [one.ours for one in figure_cells("ticket-count-fixed")]
+    assert limits[0][0] < min(o.mean - o.sd for o in ours) < max(o.mean + o.sd for o in ours) < limits[0][1]
+
+
+def test_hours_tell_the_hardware():
+    made = [{"hardware": "NVIDIA H200"}, {"hardware": "CPU"}, {"hardware": "CPU"}, {}]
+    page = experiment_page("a", "b", make_cells(), results=made, seconds=7200.0)
+    (time,) = [number for number in page.numbers if number.label == "Time of all runs"]
+    assert (time.text, time.note) == ("2.0\N{NO-BREAK SPACE}h", "added up, on NVIDIA H200 and CPU")
+    page = experiment_page("a", "b", make_cells(), results=[{"jobs": 3}, {"jobs": 1}], seconds=7200.0)
+    assert "added up, up to 3 at a time" in [number.note for number in page.numbers]
 
 
 def test_a_figure_with_some_cells_missing_has_the_others():

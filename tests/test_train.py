@@ -23,8 +23,8 @@ from suptickets.training.settings import resolve
 
 KEYS = [
     *("run", "data", "model", "method", "booster", "recipe", "seed", "epochs", "target_sparsity", "sparsity"),
-    *("nonzero", "parameters", "accuracy", "nll", "ece", "top5", "reliability", "start", "tickets"),
-    *("superposed", "ensemble", "diversity", "explored", "layers"),
+    *("nonzero", "parameters", "accuracy", "nll", "ece", "top5", "reliability", "before_pruning", "start"),
+    *("tickets", "members", "superposed", "ensemble", "diversity", "explored", "layers"),
     *("train_flops_ratio", "test_flops_ratio", "seconds", "command", "versions", "hardware"),
 ]
 SHORT = ("--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--prune-epochs", 1, "--interval", 2)
@@ -74,8 +74,13 @@ def test_every_method_trains_vgg_small(
     assert sum(layer["nonzero"] for layer in result["layers"]) == result["nonzero"]
     assert (result["explored"] == 1) == (not sparse or method == "gmp")
     evaluated = run(capsys, "evaluate", tmp_path / "run")
-    same = ("accuracy", "nll", "ece", "sparsity", "nonzero", "top5", "reliability")
+    same = ("accuracy", "nll", "ece", "sparsity", "nonzero", "top5", "reliability", "explored")
     assert {key: evaluated[key] for key in same} == {key: result[key] for key in same}
+    assert evaluated["test_flops_ratio"] == pytest.approx(result["test_flops_ratio"])
+    weights = load_file(tmp_path / "run" / "ticket.safetensors").values()
+    exact = sum(int(weight.count_nonzero()) for weight in weights if weight.dim() > 1)
+    counted = sum(layer["nonzero"] for layer in evaluated["layers"])
+    assert counted == exact <= result["nonzero"]  # a connection that has just grown holds 0
 
 
 def test_the_ticket_has_exact_zeros(capsys, cifar: Path, tmp_path: Path) -> None:
@@ -202,7 +207,7 @@ def test_own_model(capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = run(capsys, *DIGITS, "--model", "mine:net", "--out", "run")
     assert (result["model"], result["parameters"]) == ("mine:net", 640)
-    assert run(capsys, "evaluate", "run")["accuracy"] == result["accuracy"]
+    assert run(capsys, "evaluate", "run", "--model", "mine:net")["accuracy"] == result["accuracy"]
     for name, message in (
         ("mine:nothing", "must return a torch.nn.Module"),
         ("mine:absent", "cannot import the model mine:absent"),
@@ -287,7 +292,7 @@ def test_batch_norm_of_two_processes(server, capsys, cifar: Path, tmp_path: Path
     )
     result = json.loads((tmp_path / "run" / "summary.json").read_text())
     evaluated = run(capsys, "evaluate", tmp_path / "run")
-    for key in ("accuracy", "nll", "ece", "sparsity", "nonzero"):
+    for key in ("accuracy", "nll", "ece", "sparsity", "nonzero", "test_flops_ratio"):
         assert result[key] == pytest.approx(evaluated[key], abs=1e-7)  # other batches
 
 

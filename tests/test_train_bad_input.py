@@ -125,11 +125,6 @@ def test_values(capsys, tmp_path: Path, monkeypatch, flags: str, says: str) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_batch_too_small_for_the_members(capsys, tmp_path: Path) -> None:
-    small = ("train", "--booster", "batch-ensemble", "--batch-size", 5, "--out", tmp_path)
-    assert "use fewer members" in fails(capsys, *small)
-
-
 def test_teachers(capsys, tmp_path: Path) -> None:
     student = ("train", "--booster", "distillation", "--out", tmp_path / "student", "--teachers")
     assert "there is no ticket at" in fails(capsys, *student, tmp_path / "nothing")

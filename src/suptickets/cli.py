@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -12,11 +12,10 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-import torch
 from rich.console import Console
-from rich.table import Table
 
-from suptickets.bench import BENCHMARKS, bench, show
+from suptickets.bench import BENCHMARKS, bench
+from suptickets.bench import show as show_measured
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
 from suptickets.errors import SparsityError, reason, unknown
@@ -25,19 +24,16 @@ from suptickets.experiments.reproduction import reproduce
 from suptickets.experiments.reproduction import show as show_reproduced
 from suptickets.experiments.results import write_pages
 from suptickets.experiments.store import Store
-from suptickets.measure.cost import training_flops
-from suptickets.measure.flops import Flops, flops
-from suptickets.methods import METHODS, Static
-from suptickets.models import MODELS, build_model
+from suptickets.methods import METHODS
+from suptickets.models import MODELS
 from suptickets.report import FORMATS, write_report
-from suptickets.sparsify import sparsify
-from suptickets.tickets import epochs_to_steps
-from suptickets.training import build
 from suptickets.training.evaluate import evaluate
-from suptickets.training.folder import RunFolder, TrainingError
+from suptickets.training.folder import RunFolder, TrainingError, to_json
+from suptickets.training.price import price
 from suptickets.training.processes import disconnect, is_main
-from suptickets.training.progress import print_plain, result_table, score_table
-from suptickets.training.settings import BOOSTERS, CYCLIC, Settings, flag, recipes, resolve
+from suptickets.training.progress import print_plain, result_table
+from suptickets.training.settings import BOOSTERS, Settings, flag, recipes, resolve
+from suptickets.training.shown import show, show_evaluation, show_flops
 from suptickets.training.train import default_folder, train, train_seeds
 from suptickets.training.verdict import SUPERPOSING, verdict
 
@@ -78,29 +74,35 @@ def parser() -> Parser:
     evaluating.add_argument(
         "--tickets", action="store_true", help="the single tickets of runs that kept them"
     )
+    own = "package.module:function of networks that are not the library's: what a file names is not imported"
+    evaluating.add_argument("--model", default=None, help=own)
     evaluating.add_argument("--data", default=None, help="data set, if not that of the run")
     evaluating.add_argument("--data-dir", default=None, help="folder with the data set's published files")
     evaluating.add_argument("--device", default="auto", help="cpu, cuda or auto")
     listing = commands.add_parser("list", help="what there is, a line each")
     listing.add_argument("kind", choices=[*LISTS], help="what to list")
     counting = commands.add_parser("flops", help="the cost of a forward pass and of a training, beforehand")
-    counting.add_argument("--model", default="vgg16", help="see `suptickets list models`")
+    models = "see `suptickets list models`, or package.module:function"
+    counting.add_argument("--model", default="vgg16", help=models)
     counting.add_argument("--sparsity", type=float, default=0.9, help="fraction of the weights that are zero")
     counting.add_argument("--distribution", default="erk", choices=[*DISTRIBUTIONS], help="over the layers")
     counting.add_argument("--method", default="static", choices=[*METHODS], help="sparse training method")
-    counting.add_argument("--booster", default="none", choices=["none", *CYCLIC], help="of the training")
+    counting.add_argument("--booster", default="none", choices=[*BOOSTERS], help="of the training")
     counting.add_argument("--recipe", default=None, choices=[*recipes()], help="of the training")
     counting.add_argument("--epochs", type=int, default=None, help="of the training (default: the recipe's)")
-    counting.add_argument("--classes", type=int, default=None, help="number of classes")
-    counting.add_argument("--size", type=int, default=None, help="pixels a side of an image")
+    counting.add_argument("--classes", type=int, default=None, help="number of classes (default: the data's)")
+    counting.add_argument("--size", type=int, default=None, help="pixels a side of an image (likewise)")
+    final = "snip, granet, gmp, snfs, dsr: forward cost of a trained network, as a share of the dense one "
+    final += "(test_flops_ratio of a run without a booster), for the weights decide where its layers end"
+    counting.add_argument("--final", type=float, default=None, metavar="SHARE", help=final)
     reporting = commands.add_parser("report", help="one self-contained page for runs")
     reporting.add_argument("path", nargs="+", help="run folders, or folders that hold some")
-    reporting.add_argument("--out", default=None, help="file, or for plots folder (default: in the runs')")
+    reporting.add_argument("--out", default=None, help="file, or folder for several (default: in the runs')")
     reporting.add_argument("--format", default="html", choices=[*FORMATS], help="page, tables, or plots")
     reporting.add_argument("--experiment", nargs="+", default=[], help="of a store: only these pages")
     reporting.add_argument("--scale", type=float, default=None, help="of a store: results of this scale")
-    own = "of a store: results of runs of their own, or of forks"
-    reporting.add_argument("--separate", action=argparse.BooleanOptionalAction, default=None, help=own)
+    forks = "of a store: results of runs of their own, or of forks"
+    reporting.add_argument("--separate", action=argparse.BooleanOptionalAction, default=None, help=forks)
     _reproduce_parser(commands.add_parser("reproduce", help="tables and figures of the paper, and ours"))
     _bench_parser(commands.add_parser("bench", help="the project's own measurements"))
     for name, command in commands.choices.items():
@@ -116,7 +118,8 @@ def _reproduce_parser(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data-dir", default=None, help="folder with the data (ImageNet: or in imagenet/)")
     command.add_argument("--seeds", type=int, default=None, help="runs of each cell (default: the paper's)")
     command.add_argument("--cells", default="", help="only some: sparsity=0.95,method=rigl")
-    command.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
+    jobs = "processes at a time (default: 3 on a GPU, 1 elsewhere)"
+    command.add_argument("--jobs", type=int, default=None, help=jobs)
     command.add_argument("--executor", default="local", help="local, slurm, or debug: in this process")
     command.add_argument("--scale", type=float, default=1.0, help="shorten the training, for a trial")
     command.add_argument("--separate", action="store_true", help="no forks: every cell has its own runs")
@@ -205,8 +208,10 @@ def write_run_page(run: Path) -> None:
 def _show_train(result: dict[str, Any], console: Console) -> None:
     for summary in result.get("runs", [result]):
         console.print(result_table(summary))
+        explored = f"{summary['explored']:.2%} of the possible connections have lived"
+        console.print(explored, highlight=False, soft_wrap=True)
         superposed = summary["booster"] in SUPERPOSING
-        worse = verdict(summary, summary["tickets"] if superposed else [])
+        worse = verdict(summary, summary["tickets"] if superposed else [], summary["booster"])
         if worse is not None:
             console.print(worse, highlight=False, soft_wrap=True)
         console.print(f"everything is in {summary['run']}", highlight=False, soft_wrap=True)
@@ -223,15 +228,8 @@ def _bench(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     paths = [Path(path) for path in arguments.path]
-    return evaluate(paths, arguments.data, arguments.data_dir, arguments.device, tickets=arguments.tickets)
-
-
-def _show_evaluate(result: dict[str, Any], console: Console) -> None:
-    several = "networks" in result
-    networks = {one["path"]: one for one in result["networks"]} if several else {"": result}
-    console.print(score_table({**networks, **({"together": result["ensemble"]} if several else {})}))
-    values = {"top5": (result["ensemble"] if several else result)["top5"], **(result["diversity"] or {})}
-    _show({**values, "layers": [] if several else result["layers"]}, console)
+    where = arguments.data, arguments.data_dir, arguments.device
+    return evaluate(paths, *where, tickets=arguments.tickets, model=arguments.model)
 
 
 def _reproduce(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -251,7 +249,8 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
         written = write_pages(store.folder, names, arguments.out, **which)
     else:
         written = write_report(arguments.path, arguments.out, format=arguments.format)
-    return {"path": str(written[0] if len(written) == 1 else written[0].parent)}
+    together = os.path.commonpath([path.parent for path in written]) or "."
+    return {"path": str(written[0] if len(written) == 1 else arguments.out or together)}
 
 
 def _list(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -260,77 +259,11 @@ def _list(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _flops(arguments: argparse.Namespace) -> dict[str, Any]:
-    usual = 1000 if arguments.model.endswith("imagenet") else 100
-    classes = usual if arguments.classes is None else arguments.classes
-    model = build_model(arguments.model, classes, size=arguments.size)
-    size = arguments.size or MODELS[arguments.model].size
-    network = sparsify(model, Static(arguments.sparsity, distribution=arguments.distribution), seed=0)
-    counted = flops(model, torch.empty(1, 3, size, size, device="meta"))
-    layers = [
-        {
-            "name": n,
-            "shape": list(w.shape),
-            "nonzero": w.nonzero,
-            "sparsity": w.sparsity,
-            "flops": counted.layers[n].dense,
-        }
-        for n, w in network.layers.items()
-    ]
-    return {
-        "parameters": network.parameters_total,
-        "nonzero": network.nonzero,
-        "forward_flops_dense": counted.dense,
-        "forward_flops": counted.sparse,
-        "ratio": counted.ratio,
-        **_training(arguments, counted, {name: list(w.shape) for name, w in network.layers.items()}),
-        "layers": layers,
-    }
-
-
-def _training(arguments: argparse.Namespace, forward: Flops, shapes: dict[str, list[int]]) -> dict[str, Any]:
-    """The cost of a training, by formula: with the recipe's numbers, on the data that it is made for."""
     usual = "paper-imagenet" if arguments.model.endswith("imagenet") else "paper-cifar"
-    given = {"method": arguments.method, "booster": arguments.booster, "sparsity": arguments.sparsity}
-    given |= {"recipe": arguments.recipe or usual, "distribution": arguments.distribution}
-    settings = resolve({**given, **({} if arguments.epochs is None else {"epochs": arguments.epochs})})
-    samples = TRAINING_IMAGES[settings.data]
-    steps = -(-samples // settings.batch_size)
-    method = build.method(settings, steps, lambda network: None)
-    cycles = {"cycles": settings.cycles, "cycle_steps": epochs_to_steps(settings.cycle_epochs, steps)}
-    spent = training_flops(
-        forward,
-        shapes,
-        method,
-        settings.epochs * steps,
-        settings.epochs * samples,
-        **(cycles if settings.cyclic else {}),
-        explore_at=settings.explore_at,
-    )
-    return {
-        "training_flops_dense": spent.dense,
-        "training_flops": spent.sparse,
-        "training_ratio": spent.ratio,
-    }
-
-
-def _show(result: dict[str, Any], console: Console) -> None:
-    """Lists as tables, values as lines."""
-    for key, value in result.items():
-        if isinstance(value, list) and value:
-            table = Table(box=None, pad_edge=False)
-            for column in value[0]:
-                table.add_column(column, overflow="fold")
-            for row in value:
-                table.add_row(*(_text(cell) for cell in row.values()))
-            console.print(table)
-        elif not isinstance(value, list):
-            console.print(f"{key:<20} {_text(value)}", highlight=False, soft_wrap=True)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    names = ("model", "method", "booster", "sparsity", "distribution", "epochs")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    settings = resolve({**given, "recipe": arguments.recipe or usual})
+    return price(settings, classes=arguments.classes, size=arguments.size, final=arguments.final)
 
 
 LISTS: dict[str, Any] = {
@@ -352,32 +285,52 @@ COMMANDS: dict[str, Any] = {
 }
 SHOWN: dict[str, Any] = {
     "train": _show_train,
-    "evaluate": _show_evaluate,
+    "evaluate": show_evaluation,
+    "flops": show_flops,
     "reproduce": show_reproduced,
-    "bench": show,
+    "bench": show_measured,
 }
-#: Of the data that recipes are made for.
-TRAINING_IMAGES = {"digits": 1_437, "cifar100": 50_000, "imagenet": 1_281_167}
+
+WIDTH = 160  # where there is no terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command."""
+    """Run one command. Whoever reads its output may stop reading: that is no error."""
+    try:
+        return _main(arguments)
+    finally:
+        _write("")  # help has not left the buffer
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     try:
         parsed = parser().parse_args(arguments)
         result = parsed.run(parsed)
     except (SparsityError, TrainingError, KeyboardInterrupt) as error:
         if is_main():
-            print_plain(f"suptickets: {str(error) or 'stopped'}")
+            print_plain(f"suptickets: {' '.join(str(error).splitlines()) or 'stopped'}")
         return 2 if isinstance(error, SparsityError) else 1
     finally:
         disconnect()
-    if not is_main():
-        return 0
-    if parsed.json:
-        print(json.dumps(result))
-    else:
-        SHOWN.get(parsed.command, _show)(result, Console())
-    return int(bool(result.get("missing") or result.get("failed")))
+    if is_main():
+        _write(f"{to_json(result)}\n" if parsed.json else _shown(parsed.command, result))
+    return int(is_main() and bool(result.get("missing") or result.get("failed")))
+
+
+def _shown(command: str, result: dict[str, Any]) -> str:
+    """What a person sees; a pipe or a file folds no cells."""
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    with console.capture() as captured:
+        SHOWN.get(command, show)(result, console)
+    return captured.get()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,8 +62,30 @@ def load_data(name: str, data_dir: Path | str | None = None, workers: int | None
         raise unknown("data", name, DATA)
     if workers is not None and workers < 0:
         raise SparsityError(f"the number of workers must be at least 0, not {workers}")
-    data = DATA[name].load(None if data_dir is None else Path(data_dir).expanduser())
+    data = _loaded(name, None if data_dir is None else Path(data_dir).expanduser())
     return replace(data, workers=workers) if isinstance(data, FolderData) and workers is not None else data
+
+
+_READ: ContextVar[dict[tuple[str, Path | None], Data] | None] = ContextVar("read", default=None)
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """While this lasts, data are read once: for a process that trains and evaluates many networks on them."""
+    token = _READ.set({})
+    try:
+        yield
+    finally:
+        _READ.reset(token)
+
+
+def _loaded(name: str, folder: Path | None) -> Data:
+    read = _READ.get()
+    if read is None:
+        return DATA[name].load(folder)
+    if (name, folder) not in read:
+        read[name, folder] = DATA[name].load(folder)
+    return read[name, folder]
 
 
 __all__ = [
@@ -76,4 +100,5 @@ __all__ = [
     "load_digits",
     "load_fashion_mnist",
     "load_folder",
+    "read_once",
 ]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from suptickets.batch_norm import recompute
 from suptickets.data import Data, load_data
 from suptickets.experiments.plan import AVERAGING, Reading
-from suptickets.measure.flops import flops
 from suptickets.superpose import superpose
 from suptickets.training import build, saved
 from suptickets.training.evaluate import evaluate
 from suptickets.training.folder import RunFolder, read_ticket
 from suptickets.training.processes import connect
-from suptickets.training.settings import Settings
+from suptickets.training.settings import Settings, read_mapping
 
 Measures = dict[str, Any]
 SCORES = ("accuracy", "nll", "ece")
+TRUNK = "trunk.json"  # in the folder of a fork
 # What the ways to combine the tickets of a run have in common.
 SHARED = (
     *("data", "model", "method", "recipe", "seed", "epochs", "target_sparsity", "sparsity", "nonzero"),
@@ -32,17 +30,23 @@ SHARED = (
 
 
 class Finished:
-    """A finished run, and its trunk's summary if it was forked from one."""
+    """A finished run."""
 
-    def __init__(self, folder: RunFolder, settings: Settings, trunk: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: RunFolder, settings: Settings) -> None:
         """`settings` with the place of the data."""
-        self.folder, self.settings, self.trunk = folder, settings, trunk
+        self.folder, self.settings = folder, settings
         self._together: dict[int, Measures] = {}
 
     @cached_property
     def summary(self) -> Measures:
         """What the run says of itself."""
         return self.folder.load_summary() or {}
+
+    @cached_property
+    def trunk(self) -> Measures | None:
+        """The summary of the trunk that it was forked from, if it was."""
+        file = self.folder.path / TRUNK
+        return read_mapping(file) if file.exists() else None
 
     def read(self, reading: Reading) -> Measures:
         """All measures of a reading."""
@@ -68,11 +72,11 @@ class Finished:
         return self._together[cycles]
 
     def _evaluated(self, paths: Sequence[Path]) -> Measures:
-        return evaluate(paths, data_dir=self.settings.data_dir, device=self.settings.device)
+        return _evaluated(paths, self.settings)
 
     def _predicted(self, several: Measures) -> Measures:
         """The prediction ensemble; it runs all tickets."""
-        ratios = [self._forward(saved.result(Path(one["path"]))) for one in several["networks"]]
+        ratios = [one["test_flops_ratio"] for one in several["networks"]]
         layers = self.summary["layers"] if len(ratios) == self.settings.cycles else None
         return {**several["ensemble"], "test_flops_ratio": sum(ratios), "layers": layers}
 
@@ -82,10 +86,9 @@ class Finished:
             into = RunFolder(folder)
             self._superpose(wanted, into)
             found = self._evaluated([into.ticket])
-            ratio = self._forward(saved.result(into.ticket))
         scores = {key: found[key] for key in SCORES}
-        judged = {key: value for key, value in found.items() if key != "diversity"}
-        return {**judged, "superposed": scores, "test_flops_ratio": ratio}
+        judged = {key: value for key, value in found.items() if key not in ("diversity", "explored")}
+        return {**judged, "superposed": scores}
 
     def _superpose(self, wanted: Settings, into: RunFolder) -> None:
         files = self.folder.singles()[: wanted.cycles]
@@ -106,14 +109,9 @@ class Finished:
         """As a run does it: with the training data of the epoch after its last."""
         s, device = self.settings, connect(self.settings.device).device
         dtype, last = build.DTYPES[build.precision(s, device)], self._epochs(wanted.cycles)
-        model = saved.result(ticket).load(self.data, device)
+        model = saved.result(ticket).named(s.model).load(self.data, device)
         recompute(model, self.data.train_batches(s.batch_size, s.seed, last, device=device, dtype=dtype))
         return model.state_dict()
-
-    def _forward(self, network: saved.Saved) -> float:
-        """FLOPs of a forward pass, of those of the dense network."""
-        model = network.load(self.data, torch.device("cpu"))
-        return flops(model, torch.zeros(1, *self.data.shape, dtype=next(model.parameters()).dtype)).ratio
 
     @cached_property
     def data(self) -> Data:
@@ -125,9 +123,11 @@ class Finished:
         return round(self.settings.epochs - (self.settings.cycles - cycles) * self.settings.cycle_epochs)
 
     def _costs(self, cycles: int) -> Measures:
-        """Of the run that ends after so many cycles, of which each costs the same."""
+        """Of the run that ends after so many cycles, of which each costs the same; what it had explored."""
         whole, trunk, epochs = self.summary, self.trunk, self._epochs(cycles)
-        if trunk is None or cycles == self.settings.cycles:
+        if cycles == self.settings.cycles:
+            return {"explored": whole["explored"]}
+        if trunk is None:
             return {}
         begin, end = (one["train_flops_ratio"] * one["epochs"] for one in (trunk, whole))
         spent = begin + (end - begin) * cycles / self.settings.cycles
@@ -137,8 +137,13 @@ class Finished:
 
 def together(folders: list[Path], settings: Settings) -> Measures:
     """Networks of several seeds: how different they are, and what they predict together."""
-    found = evaluate(folders, data_dir=settings.data_dir, device=settings.device)
+    found = _evaluated(folders, settings)
     return {**found["ensemble"], "diversity": found["diversity"]}
+
+
+def _evaluated(paths: Sequence[Path], settings: Settings) -> Measures:
+    """Networks of runs with these settings, on their data."""
+    return evaluate(paths, data_dir=settings.data_dir, device=settings.device, model=settings.model)
 
 
 def located(settings: Settings, data_dir: str | None) -> Settings:

@@ -26,6 +26,8 @@ SIZES = {"cifar10": (50_000, 10), "cifar100": (50_000, 100), "imagenet": (1_281_
 # Seconds of an epoch on an NVIDIA H200, one run at a time: steps as measured. ImageNet is a guess: 230 s by
 # its FLOPs at the rate of ResNet-50 on CIFAR, and more for decoding images.
 SECONDS = {"vgg16": 0.66, "resnet50": 2.9, "wrn28-10": 5.1, "resnet50-imagenet": 600.0}
+MEASURED = "steps measured on an NVIDIA H200, one run at a time"
+GUESSED = {"resnet50-imagenet": "a guess for an NVIDIA H200"}
 
 
 @dataclass(frozen=True)
@@ -77,33 +79,46 @@ def run_flops(run: Settings, model: str) -> float:
     return spent.sparse * ((1 - run.sparsity) if run.method == "small-dense" else 1.0)
 
 
-def seconds_per_epoch(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """By model: the median of the store's own results, else what was measured once."""
+def seconds_per_epoch(records: Sequence[Mapping[str, Any]], hardware: str) -> dict[str, tuple[float, str]]:
+    """By model, and what it is based on: the median of the store's results on this hardware, if it has some.
+
+    Runs that shared the hardware took so much of it each.
+    """
     known: dict[str, list[float]] = {}
     for record in records:
         epochs, seconds = record["measures"].get("epochs"), record.get("seconds")
-        if epochs and seconds and not record["changes"]:
-            known.setdefault(record["cell"]["model"], []).append(seconds / epochs)
-    return SECONDS | {model: median(values) for model, values in known.items()}
+        if epochs and seconds and not record["changes"] and record.get("hardware") == hardware:
+            shared = seconds / record.get("jobs", 1)
+            known.setdefault(record["cell"]["model"], []).append(shared / epochs)
+    own = {model: (median(v), f"the store's {len(v)} results on {hardware}") for model, v in known.items()}
+    return {model: (value, GUESSED.get(model, MEASURED)) for model, value in SECONDS.items()} | own
 
 
-def cost(tasks: Sequence[Task], records: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Runs, epochs, FLOPs and, one run at a time, hours of a plan."""
-    seconds = seconds_per_epoch(records)
+def cost(
+    tasks: Sequence[Task], records: Sequence[Mapping[str, Any]] = (), hardware: str = ""
+) -> dict[str, Any]:
+    """Runs, epochs, FLOPs and hours of a plan, and what the hours are based on."""
+    seconds = seconds_per_epoch(records, hardware)
+    models: dict[str, list[str]] = {}
+    for model in dict.fromkeys(task.model for task in tasks):
+        models.setdefault(seconds[model][1], []).append(model)
     return {
         "runs": sum(len(task.runs) for task in tasks),
         "epochs": sum(task.epochs for task in tasks),
         "flops": float(sum(map(task_flops, tasks))),
-        "hours": sum(task.epochs * seconds[task.model] for task in tasks) / 3600,
+        "hours": sum(task.epochs * seconds[task.model][0] for task in tasks) / 3600,
+        "hours_from": "; ".join(f"{', '.join(names)}: {basis}" for basis, names in models.items()),
     }
 
 
 def tree(tasks: Sequence[Task]) -> Tree:
     """The plan, to look at; seeds that have the same tree are one."""
-    root = Tree("runs")
     same: dict[str, list[int]] = {}
     for task in tasks:
         same.setdefault(_shape(task), []).append(task.seed)
+    trunks = sum(task.trunk is not None for task in tasks)
+    others = sum(len(task.runs) for task in tasks) - trunks
+    root = Tree(f"{trunks:,} trunks and {others:,} other runs, {sum(t.epochs for t in tasks):,} epochs")
     for shape, seeds in same.items():
         first, *rest = shape.split("\n")
         node = root.add(f"{first}, {_seeds(seeds)}")
@@ -113,26 +128,39 @@ def tree(tasks: Sequence[Task]) -> Tree:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    """Each once, from the first."""
-    first, *rest = sorted(set(seeds))
-    if not rest:
-        return f"seed {first}"
-    gapless = rest[-1] - first == len(rest)
-    return f"seeds {first} to {rest[-1]}" if gapless else f"seeds {', '.join(map(str, [first, *rest]))}"
+    """How many, which if they are not the first, and how often where several experiments train the same."""
+    once = sorted(set(seeds))
+    first = once == list(range(1, len(once) + 1))
+    which = "" if first else f" ({', '.join(map(str, once))})"
+    several = f"seed {once[0]}" if len(once) == 1 else f"{len(once)} seeds{which}"
+    return several + (f", {len(seeds) / len(once):g} times" if len(seeds) > len(once) else "")
 
 
 def _shape(task: Task) -> str:
     """A line for the trunk (or the run), one for each branch."""
     runs = [(b.settings.booster, b.settings) for b in task.branches]
     runs = runs if task.trunk is None else [("", task.trunk), *runs]
-    name = " ".join(f"{getattr(runs[0][1], key)}" for key in ("data", "model", "method", "sparsity"))
+    name = _name(runs[0][1])
     lines = [
-        f"{booster.replace('none', 'plain finish')}{_cycles(run)}: {epochs} epochs"
+        f"{booster.replace('none', 'plain finish')}{_pruned(run, runs[0][1])}{_cycles(run)}: {epochs} epochs"
         for (booster, run), (_, epochs) in zip(runs, task.runs, strict=True)
     ]
     reads = [""] * (task.trunk is not None) + [_reads(branch.readings) for branch in task.branches]
     lines = [line + read for line, read in zip(lines, reads, strict=True)]
     return "\n".join([f"{name} {lines[0]}".replace(" :", ":"), *lines[1:]])
+
+
+def _name(run: Settings) -> str:
+    """What is trained; the distribution where it is not the default."""
+    name = f"{run.data} {run.model} {run.method} {run.sparsity:g}"
+    return (
+        name if run.distribution == default_settings(run.data).distribution else f"{name} {run.distribution}"
+    )
+
+
+def _pruned(run: Settings, first: Settings) -> str:
+    """The sparsity of what is pruned when it forks."""
+    return "" if run.sparsity == first.sparsity else f" at {run.sparsity:g}"
 
 
 def _cycles(run: Settings) -> str:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from suptickets.experiments.plan import Mode, Reading
 from suptickets.experiments.store import Results, mode_of
 from suptickets.measure.significance import permutation, wilcoxon
+from suptickets.report.again import again
 from suptickets.report.colours import MUTED, SERIES
 from suptickets.report.document import Block, Cell, Note, Number, Page, Plot, Section, Table
-from suptickets.report.measures import NOTHING, measure
+from suptickets.report.measures import NO_BREAK, NOTHING, measure
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
+GAINS = "gains"  # what a report calls it
 TITLE = "Does Sup-tickets help?"
 ABOUT = "All cells with and without it, paired by seed; not in the paper."
 MEASURES = ("accuracy", "nll", "ece")
@@ -127,6 +129,8 @@ def gains_page(records: Sequence[Mapping[str, Any]], mode: Mode, notes: Iterable
     blocks: list[Block] = [*map(Note, notes), _tests(gains), *(_plot(name, found) for name in MEASURES)]
     text = "Differences are those with Sup-tickets less those without: of accuracy more is better, else less."
     sections = [Section("All pairs", blocks, text), Section("Every cell", [_cells(found)])]
+    made = [record for record in records if mode_of(record) == mode]
+    sections.append(again([], f"suptickets report STORE --experiment {GAINS}", made))
     return Page(TITLE, ABOUT, _headline(gains), sections)
 
 
@@ -134,12 +138,12 @@ def _headline(gains: Mapping[str, Gain]) -> tuple[Number, ...]:
     first = gains["accuracy"]
     p = NOTHING if first.permutation is None else P_VALUE.format(first.permutation)
     return (
-        Number("Pairs", str(first.pairs), f"{first.cells} cells"),
+        Number("Pairs", str(first.pairs), f"of {first.cells} cells"),
         *(
             Number(f"Better {measure(name).label}", f"{one.better} of {one.pairs}")
             for name, one in gains.items()
         ),
-        Number("Accuracy", measure("accuracy").change(first.mean), f"p = {p}"),
+        Number("Accuracy", measure("accuracy").change(first.mean), f"on average, p = {p}"),
     )
 
 
@@ -162,7 +166,7 @@ def _tested(name: str, one: Gain) -> list[Cell]:
     spread = "" if one.deviation is None else f" ± {kind.bare(one.deviation)}"
     ps = [Cell(NOTHING if p is None else P_VALUE.format(p), p) for p in (one.permutation, one.wilcoxon)]
     numbers = [Cell(str(count), float(count)) for count in counts]
-    return [Cell(kind.label), *numbers, Cell(kind.change(one.mean) + spread, one.mean), *ps]
+    return [Cell(kind.header), *numbers, Cell(_change(name, one.mean) + spread, one.mean), *ps]
 
 
 def _cells(found: Sequence[Pair]) -> Table:
@@ -181,8 +185,13 @@ def _cell(cell: tuple[str, str, str, float], own: Sequence[Pair]) -> list[Cell]:
         kind, difference = measure(name), mean(pair.difference(name) for pair in own)
         better = kind.better * kind.rounded(difference) > 0
         row += [kind.cell(mean(float(side[name]) for side in sides)) for sides in _sides(own)]
-        row.append(Cell(kind.change(difference), difference, better))
+        row.append(Cell(_change(name, difference), difference, better))
     return row
+
+
+def _change(name: str, difference: float) -> str:
+    """In the unit of the column."""
+    return measure(name).change(difference).removesuffix(f"{NO_BREAK}points")
 
 
 def _plot(name: str, found: Sequence[Pair]) -> Plot:

@@ -15,6 +15,8 @@ from typing import Any
 
 from suptickets.errors import SparsityError
 from suptickets.experiments.cells import VARIATIONS, Cell, experiment
+from suptickets.tickets import epochs_to_steps
+from suptickets.training.build import method
 from suptickets.training.settings import Settings, resolve
 
 KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
@@ -45,6 +47,8 @@ class Mode:
         for name, _ in self.changes:
             if name in KEY and name != "model":
                 raise SparsityError(f"{name} belongs to the cells: choose them with --cells {name}=...")
+        if dict(self.changes).get("include_start") and not self.separate:
+            raise SparsityError("include_start needs --separate: forks share the tickets of their cycles")
 
     @property
     def trial(self) -> bool:
@@ -233,11 +237,13 @@ def _teacher(student: Reading) -> Reading:
 
 
 def forks(run: Settings) -> bool:
-    """Whether a run can begin at the end of a trunk: others shape their whole training.
+    """Whether a run can begin at the end of a trunk: others shape their whole training."""
+    return run.booster in ("none", "sup-tickets", "swa")
 
-    SWA of a dense network prunes at the last step before its cycles, which a dense trunk cannot.
-    """
-    return run.booster in ("none", "sup-tickets") or (run.booster == "swa" and run.method != "dense")
+
+def pruned_at_fork(run: Settings) -> bool:
+    """Whether the last step of the normal phase prunes: so it is with SWA of a dense network."""
+    return run.booster == "swa" and run.method == "dense"
 
 
 def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
@@ -253,12 +259,17 @@ def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
 
 
 def trunk_of(run: Settings) -> Settings:
-    """The normal phase of a run, as a run of its own: it ends where the cycles begin, or would begin."""
+    """The normal phase of a run, as a run of its own: it ends where the cycles begin, or would begin.
+
+    What is pruned there, to whatever sparsity, grows from one trunk that never prunes. It is not that of the
+    dense network: all connections live in both, but they are stored, and on a GPU updated, otherwise.
+    """
     default, epochs = default_settings(run.data), start_of(run)
     forgotten = (*CYCLES, *AVERAGING, "explore_rate", "keep_tickets")
     kept = {name: getattr(default, name) for name in forgotten}
     milestones = _shares([drop for drop in drops(run) if drop <= epochs], epochs)
-    plain = replace(run, **kept, booster="none", epochs=epochs)
+    unpruned: dict[str, Any] = {"method": "gmp", "sparsity": 0.0} if pruned_at_fork(run) else {}
+    plain = replace(run, **kept, **unpruned, booster="none", epochs=epochs)
     return replace(plain, milestones=milestones, milestones_of="training")
 
 
@@ -279,6 +290,17 @@ def _shares(drops: Iterable[int], epochs: int) -> tuple[float, ...]:
     return tuple(
         s if int(s * epochs) == d else math.nextafter(s, 2) for s, d in zip(shares, drops, strict=True)
     )
+
+
+def too_short(run: Settings, steps: int) -> bool:
+    """Whether epochs of so many steps leave a cycle without two, or no time to reach the sparsity."""
+    if run.cyclic and epochs_to_steps(run.cycle_epochs, steps) < 2:
+        return True
+    try:
+        method(run, steps, lambda _: None)
+    except SparsityError:
+        return True
+    return False
 
 
 def _scaled(settings: Settings, scale: float) -> Settings:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,27 @@ from suptickets.errors import SparsityError, whole
 from suptickets.experiments.averages import located
 from suptickets.experiments.cells import Cell, experiment, select
 from suptickets.experiments.estimate import cost, tree
-from suptickets.experiments.plan import TOGETHER, Mode, Reading, Task, plan, readings, seeds_of, wanted
+from suptickets.experiments.plan import (
+    TOGETHER,
+    Mode,
+    Reading,
+    Task,
+    plan,
+    readings,
+    run_of,
+    seeds_of,
+    too_short,
+    wanted,
+)
+from suptickets.experiments.provenance import TOLD, revision
 from suptickets.experiments.results import notes, table
-from suptickets.experiments.runner import Compare, Grow, Runner
+from suptickets.experiments.runner import Runner
 from suptickets.experiments.store import Results, Store
+from suptickets.experiments.work import Compare, Grow
 from suptickets.report.measures import measure
+from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
+from suptickets.training.result import hardware
 from suptickets.training.settings import build, resolve
 
 
@@ -29,7 +46,7 @@ def reproduce(
     data_dir: str | None = None,
     seeds: int | None = None,
     cells: str = "",
-    jobs: int = 1,
+    jobs: int | None = None,
     executor: str = "local",
     scale: float = 1.0,
     dry_run: bool = False,
@@ -44,7 +61,7 @@ def reproduce(
         data_dir: where the data are; ImageNet there, or in its folder `imagenet`.
         seeds: runs of each cell, from seed 1; by default as many as in the paper.
         cells: a filter, such as `sparsity=0.95,method=rigl`.
-        jobs: how many processes work at a time.
+        jobs: how many processes work at a time; by default three on a GPU, and one elsewhere.
         executor: `local` processes, `slurm`, or `debug`: in this process.
         scale: shortens the training, for a trial.
         dry_run: only say what would be done, and what it costs.
@@ -67,11 +84,16 @@ def reproduce(
     if dry_run:
         tasks = _counted(chosen, seeds, Results(records, mode), mode)
         Console(stderr=True).print(tree(tasks))
-        return {**about, **cost(tasks, records)}
-    missing = _missing(chosen, seeds, Results(records, mode), mode, data_dir)
+        return {**about, **cost(tasks, records, hardware(connect().device))}
+    tasks = _tasks(chosen, seeds, Results(records, mode), mode)
+    missing, steps = _data(tasks, data_dir)
+    _refuse(chosen, missing)
+    _check_scale(tasks, mode, steps)
+    _tell_revision(mode, tasks)
     there = [cell for cell in chosen if cell.data not in missing]
     job = (mode, str(out), data_dir, command(names, cells, seeds, mode, out))
-    runner.run([Grow(*job, task) for task in _tasks(there, seeds, Results(records, mode), mode)])
+    tasks = _tasks(there, seeds, Results(records, mode), mode)
+    runner.run([Grow(*job, task, jobs=runner.jobs) for task in tasks])
     runner.run([Compare(*job, *pair) for pair in _together(there, seeds, store, mode)])
     found = table(chosen, Results(store.read(), mode), seeds)
     told = {"missing": list(missing.values()), "failed": runner.failed, "damaged": store.damaged}
@@ -110,23 +132,47 @@ def _counted(cells: Sequence[Cell], seeds: int | None, results: Results, mode: M
     return tasks
 
 
-def _missing(
-    cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode, data_dir: str | None
-) -> dict[str, str]:
-    """Data that are needed and not there, and why; refuses if no cell is left without them."""
-    tasks = _tasks(cells, seeds, results, mode)
-    settings = {branch.settings.data: branch.settings for task in tasks for branch in task.branches}
-    missing = {}
-    for name, run in settings.items():
+def _data(tasks: Iterable[Task], data_dir: str | None) -> tuple[dict[str, str], dict[str, int]]:
+    """Data that are needed and not there, and why; steps of an epoch of those that are."""
+    runs = {branch.settings.data: branch.settings for task in tasks for branch in task.branches}
+    missing, steps = {}, {}
+    for name, run in runs.items():
         try:
-            load_data(name, located(run, data_dir).data_dir, run.workers)
+            data = load_data(name, located(run, data_dir).data_dir, run.workers)
+            steps[name] = data.steps(run.batch_size)
         except SparsityError as error:
             missing[name] = f"without {name}: {error}"
+    return missing, steps
+
+
+def _refuse(cells: Iterable[Cell], missing: Mapping[str, str]) -> None:
+    """Say what is missing; refuse if no cell is left without it."""
     if missing and missing.keys() == {cell.data for cell in cells if readings(cell)}:
         raise SparsityError(next(iter(missing.values())))
     for line in missing.values():
         print_plain(line)
-    return missing
+
+
+def _check_scale(tasks: Iterable[Task], mode: Mode, steps: Mapping[str, int]) -> None:
+    """Refuse a scale that leaves too few steps, and say which one does not."""
+    found = {reading for task in tasks for branch in task.branches for reading in branch.readings}
+    known = [reading for reading in found if reading.settings.data in steps]
+
+    def short(scale: float) -> bool:
+        runs = (run_of(reading, 1, replace(mode, scale=scale)) for reading in known)
+        return any(too_short(run, steps[run.data]) for run in runs)
+
+    if mode.scale == 1 or not short(mode.scale):
+        return
+    enough = next((n / 100 for n in range(int(mode.scale * 100) + 1, 101) if not short(n / 100)), None)
+    what = f"--scale {mode.scale:g} leaves too few steps of training"
+    raise SparsityError(f"{what}: " + (f"use at least {enough:g}" if enough else "use more training data"))
+
+
+def _tell_revision(mode: Mode, tasks: Sequence[Task]) -> None:
+    """Results for others to believe come from a revision that they can look at."""
+    if tasks and not mode.trial and not re.fullmatch("[0-9a-f]{40}", revision()):
+        print_plain(f"results will name the revision {revision()}: commit first, or set {TOLD}")
 
 
 def _together(
@@ -144,8 +190,7 @@ def _together(
 def show(result: Mapping[str, Any], console: Console) -> None:
     """For a person: every cell in a row, or what a dry run found."""
     if "cells" not in result:
-        found = f"{result['runs']:,} runs, {result['epochs']:,} epochs, {result['flops']:.3g} FLOPs"
-        return console.print(f"{found}, about {result['hours']:.3g} hours (an estimate, one run at a time)")
+        return console.print(_costs(result), highlight=False, soft_wrap=True)
     shown = Table(box=None, pad_edge=False)
     for name in ("cell", "measure", "paper", "ours", "runs"):
         shown.add_column(name, justify="left" if name in ("cell", "measure") else "right", overflow="fold")
@@ -158,3 +203,11 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(shown)
     for line in [*result["notes"], *(f"failed: {line}" for line in result["failed"])]:
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _costs(found: Mapping[str, Any]) -> str:
+    """What a dry run found."""
+    if not found["runs"]:
+        return "nothing is left to train"
+    what = f"{found['runs']:,} runs, {found['epochs']:,} epochs, {found['flops']:.3g} FLOPs"
+    return f"{what}, about {found['hours']:.3g} hours ({found['hours_from']})"

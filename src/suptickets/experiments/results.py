@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, pstdev, stdev
 from typing import TYPE_CHECKING, Any
 
+from suptickets.errors import SparsityError, choice
 from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, experiment
+from suptickets.experiments.errata import ERRATA, erratum
 from suptickets.experiments.estimate import about_model, layers_of
-from suptickets.experiments.plan import TOGETHER, Mode, Reading, readings, together_key
+from suptickets.experiments.gains import GAINS, gains_page, pairs
+from suptickets.experiments.plan import (
+    TOGETHER,
+    Mode,
+    Reading,
+    forks,
+    readings,
+    start_of,
+    together_key,
+    trunk_of,
+)
 from suptickets.experiments.store import Results, Store, mode_of, only_mode
 from suptickets.measure.significance import kolmogorov_smirnov
 from suptickets.report import (
     FIGURES,
+    FORMATS,
     CellResult,
     Ours,
     Paper,
     best_among,
     better_than,
     experiment_page,
+    stored_runs,
+    write_book,
     write_page,
 )
-from suptickets.report.colours import series
+from suptickets.report.colours import SERIES, series
 from suptickets.report.document import Page, Plot
+from suptickets.report.runs import setting_name
 from suptickets.schedules import cycles
-from suptickets.training.settings import resolve
+from suptickets.training.progress import print_plain
+from suptickets.training.settings import Settings, build, resolve
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -38,6 +56,7 @@ FORKED = (
 )
 DRAWN = "Nothing is trained for this: suptickets report STORE --experiment NAME makes its page."
 SEPARATE = "Separate: every cell has runs of its own, as in the paper."
+CALLED = {"cycles": "{} tickets", "cycle_epochs": "C = {}", "epochs": "{} epochs"}
 
 
 def table(cells: Iterable[Cell], results: Results, seeds: int | None = None) -> list[dict[str, Any]]:
@@ -118,28 +137,75 @@ def _together(cell: Cell, results: Results, found: Mapping[int, Any]) -> Ours | 
 # ---- the page ----
 
 
-def page(name: str, records: Sequence[Mapping[str, Any]], mode: Mode, where: str = "") -> Page:
-    """The page of an experiment, from the results of one mode."""
+def page(
+    name: str,
+    records: Sequence[Mapping[str, Any]],
+    mode: Mode,
+    where: str = "",
+    store: str | Path | None = None,
+) -> Page:
+    """The page of an experiment, from the results of one mode; curves from runs that `store` still has."""
     own, results = experiment(name), Results(records, mode)
     cells = [(cell, ours(cell, results)) for cell in own.cells(where)]
     used = _used([cell for cell, _ in cells], records, mode)
+    folder = None if store is None else Path(store) / "runs" / ("separate" if mode.separate else "forked")
     commands = dict.fromkeys(str(one.get("command") or _command(name, mode, where)) for one in used)
     return experiment_page(
         own.title,
-        own.place,
+        f"{own.place} of the paper",
         [_shown(*cell) for cell in cells],
+        runs=stored_runs(used, folder),
         figure=_schedule if name == "schedule" else FIGURES.get(name),
         mark=better_than(method="dense") if name == "granet-vs-dense" else best_among("booster"),
         notes=notes(mode, own.table),
         command="\n".join(commands) or _command(name, mode, where),
         results=used,
+        seconds=spent(used),
     )
 
 
 def _used(cells: Iterable[Cell], records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Mapping[str, Any]]:
-    """The results that these cells are read off."""
-    keys = [reading.key for cell in cells for reading in readings(cell)]
-    return [one for one in records if mode_of(one) == mode and one["cell"] in keys]
+    """The results that these cells are read off, cell after cell."""
+    found: dict[str, list[Mapping[str, Any]]] = {_key(key): [] for cell in cells for key in _keys(cell)}
+    for one in records:
+        if mode_of(one) == mode:
+            found.get(_key(one["cell"]), []).append(one)
+    return [one for some in found.values() for one in some]
+
+
+def _keys(cell: Cell) -> list[dict[str, Any]]:
+    """Of what a cell needs; networks of several seeds together are a result of their own."""
+    own = [reading.key for reading in readings(cell)]
+    return own + [{**key, "booster": TOGETHER} for key in own if cell.booster == TOGETHER]
+
+
+def _key(cell: Mapping[str, Any]) -> str:
+    return json.dumps({key: value for key, value in cell.items() if key != "seeds"}, sort_keys=True)
+
+
+def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """Seconds of all runs that these results were read off, added up: each run once, and each trunk once.
+
+    The time of a branch has that of its trunk in it, which is taken to be as its share of the epochs.
+    """
+    runs: dict[str, tuple[Mapping[str, Any], float]] = {}
+    for one in records:
+        if one["seed"] and one.get("seconds"):
+            known = runs.get(key := _key({**one.get("settings", one["cell"]), "seed": one["seed"]}))
+            runs[key] = one, max(one["seconds"], known[1] if known else 0.0)
+    trunks: dict[Settings, list[float]] = {}
+    total = sum(seconds - _shared(one, seconds, trunks) for one, seconds in runs.values())
+    return total + sum(map(mean, trunks.values())) if runs else None
+
+
+def _shared(one: Mapping[str, Any], seconds: float, trunks: dict[Settings, list[float]]) -> float:
+    """The part of a run that its trunk took, which is noted there."""
+    run = build(one["settings"]) if one.get("settings") else None
+    if run is None or one["separate"] or not forks(run):
+        return 0.0
+    part = seconds * start_of(run) / run.epochs
+    trunks.setdefault(trunk_of(run), []).append(part)
+    return part
 
 
 def write_pages(
@@ -151,25 +217,75 @@ def write_pages(
     scale: float | None = None,
     separate: bool | None = None,
 ) -> list[Path]:
-    """Report on a store: one file for each experiment (by default each that has a result of ours).
+    """Report on a store, by default on each experiment that has a result of ours; gives the files written.
 
     Results of different modes do not go into one table: `scale` and `separate` say which are meant.
+
+    Args:
+        store: the folder of the results.
+        names: of experiments, or `gains`: whether Sup-tickets helps, over all of them.
+        out: the folder for `NAME.html`, `NAME.tex` or `NAME.md` (its plots in `plots/NAME-PLOT.svg` there),
+            by default the store; a file `....md` takes all experiments. Plots by themselves are in a folder
+            `NAME` each, by default in the store's `plots`.
+        format: as for `write_report`.
+        scale: of the results that are meant.
+        separate: whether those are meant that are not forked.
     """
-    records = [
-        r for r in Store(store).read() if scale in (None, r["scale"]) and separate in (None, r["separate"])
-    ]
-    drawn = bool(names) and not any(trains(experiment(name).table) for name in names)
-    mode, place = Mode() if drawn else only_mode(records), Path(out or store)
-    pages = {name: page(name, records, mode) for name in names or _with_results(records, mode)}
-    files = [place / (name if format in ("png", "svg") else f"{name}.{format}") for name in pages]
-    written = zip(pages.values(), files, strict=True)
-    return [path for one, file in written for path in write_page(one, file, format=format)]
+    choice("format", format, FORMATS)
+    records = _chosen(Store(store), scale, separate)
+    drawn = bool(names) and not any(name == GAINS or trains(experiment(name).table) for name in names)
+    mode = Mode() if drawn else only_mode(records)
+    chosen = names or _with_results(records, mode)
+    pages = {name: _page(name, records, mode, store) for name in chosen}
+    if format == "md":
+        return _write_markdown(pages, Path(out or store))
+    if format in ("png", "svg"):
+        return _write_plots(pages, Path(out or Path(store) / "plots"), format)
+    place = Path(out or store)
+    return [p for n, one in pages.items() for p in write_page(one, place / f"{n}.{format}", format=format)]
+
+
+def _page(name: str, records: Sequence[Mapping[str, Any]], mode: Mode, store: str | Path) -> Page:
+    if name != GAINS:
+        return page(name, records, mode, store=store)
+    return gains_page(records, mode, _made(mode))
+
+
+def _write_markdown(pages: Mapping[str, Page], out: Path) -> list[Path]:
+    """One file of all, or a file for each; then their plots."""
+    if out.suffix == ".md" and not out.is_dir():
+        return write_book(pages, out)
+    written = [write_book({name: one}, out / f"{name}.md") for name, one in pages.items()]
+    return [files[0] for files in written] + [plot for files in written for plot in files[1:]]
+
+
+def _write_plots(pages: Mapping[str, Page], out: Path, format: str) -> list[Path]:
+    """A folder for each experiment; says which."""
+    written = []
+    for name, one in pages.items():
+        files = write_page(one, out / name, format=format)
+        print_plain(f"{name}: {len(files)} plots in {out / name}")
+        written += files
+    return written
+
+
+def _chosen(store: Store, scale: float | None, separate: bool | None) -> list[dict[str, Any]]:
+    """The results that are meant; where there are none of these, says which there are."""
+    records = store.read()
+    left = [r for r in records if scale in (None, r["scale"]) and separate in (None, r["separate"])]
+    if records and not left:
+        asked = {None: "", True: " separate", False: " forked"}[separate]
+        asked += "" if scale is None else f" at scale {scale:g}"
+        found = "; ".join(sorted({str(mode_of(record)) for record in records}))
+        raise SparsityError(f"there are no results yet{asked}: those in {store.folder} are {found}")
+    return left
 
 
 def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
     results = Results(records, mode)
     trained = {name: [c for c in own.table if c.of != "model"] for name, own in EXPERIMENTS.items()}
-    return [name for name, cells in trained.items() if any(ours(cell, results) for cell in cells)]
+    found = [name for name, cells in trained.items() if any(ours(cell, results) for cell in cells)]
+    return [*([GAINS] if pairs(records, mode) else []), *found]
 
 
 def trains(cells: Iterable[Cell]) -> bool:
@@ -179,8 +295,15 @@ def trains(cells: Iterable[Cell]) -> bool:
 
 def notes(mode: Mode, cells: Iterable[Cell]) -> list[str]:
     """What a reader of the numbers of these cells must know."""
+    cells = list(cells)
+    wrong = [erratum(name) for name in dict.fromkeys(cell.experiment for cell in cells) if name in ERRATA]
     if not trains(cells):
-        return [DRAWN]
+        return [DRAWN, *wrong]
+    return [*_made(mode), *wrong]
+
+
+def _made(mode: Mode) -> list[str]:
+    """How results were made."""
     trial = f"A trial ({mode}): its numbers are not comparable with the paper's."
     return [SEPARATE if mode.separate else FORKED, *([trial] if mode.trial else [])]
 
@@ -197,7 +320,7 @@ def _command(name: str, mode: Mode, where: str) -> str:
 def _shown(cell: Cell, found: Ours | None) -> CellResult:
     """As the report takes it: what the experiment varies in words."""
     what = {key: value for key, value in cell.as_dict().items() if key not in UNSHOWN}
-    variation = ", ".join(f"{key.replace('_', ' ')} {_words(value)}" for key, value in cell.variation)
+    variation = ", ".join(_variation(key, _words(value)) for key, value in cell.variation)
     paper = None if cell.paper is None else Paper(cell.paper.mean, cell.paper.deviation)
     return CellResult(
         {key: _words(v) if isinstance(v, tuple) else v for key, v in what.items()},
@@ -206,6 +329,11 @@ def _shown(cell: Cell, found: Ours | None) -> CellResult:
         paper,
         found,
     )
+
+
+def _variation(key: str, value: str) -> str:
+    """As the paper calls it; else the setting and its value."""
+    return CALLED[key].format(value) if key in CALLED else setting_name(key, value)
 
 
 def _words(value: Any) -> str:
@@ -225,5 +353,7 @@ def _schedule(cells: Sequence[CellResult]) -> list[Plot]:
             shape = cell.variation.split()[-1]
             rate = cycles(shape, length, recipe.lr_low, recipe.lr_high)
             chart.line(x, [rate(n) for n in range(1, len(x) + 1)], series(place), name=shape)
+            for end in range(length, len(x) + 1, length):
+                chart.points([(end / steps, rate(end), f"{shape}: a ticket\n{rate(end):g}")], SERIES[2])
 
-    return [Plot("schedule", "Learning rate", draw)]
+    return [Plot("schedule", "Learning rate", draw, "Green: where a ticket is collected.")]

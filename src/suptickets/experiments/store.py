@@ -18,7 +18,7 @@ from typing import Any
 
 from suptickets.errors import SparsityError
 from suptickets.experiments.plan import Mode, Reading
-from suptickets.training.folder import RunFolder
+from suptickets.training.folder import RunFolder, to_json
 from suptickets.training.progress import print_plain
 
 NEEDED = {"cell", "seed", "scale", "separate", "changes", "measures"}
@@ -58,7 +58,7 @@ class Store:
         """Add a result; it is on the disk when this returns."""
         cell = record["cell"]
         file = self.folder / f"{cell['data']}-{cell['model']}.jsonl"
-        text = json.dumps(record, sort_keys=True).encode() + b"\n"
+        text = to_json(dict(sorted(record.items()))).encode() + b"\n"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with file.open("ab+") as stream:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from suptickets.criteria import grow_criterion, prune_criterion
 from suptickets.distribution import counts
-from suptickets.errors import SparsityError, choice, fraction, whole
+from suptickets.errors import SparsityError, choice, fraction, unknown, whole
 from suptickets.layers import Layer
 from suptickets.measure.flops import Flops
 from suptickets.methods.base import Dynamic, Method
@@ -60,7 +60,7 @@ def training_flops(
         samples: that all steps together see: epochs times the size of the data.
         cycles: of Sup-tickets, at the end; each explores once, and the method itself keeps still.
         cycle_steps: steps of a cycle.
-        explore_at: the `start` or the `end` of a cycle (then not in the last).
+        explore_at: the `start` or the `end` of a cycle (then not in the last), or `never` (SWA).
         final: forward cost of the trained network as a share of the dense one, for methods whose layers end
             where the weights decide (SNIP, GraNet, GMP, SNFS, DSR): `flops(trained, x).ratio` of an earlier
             run. Without it, the layers are taken to end at the method's distribution.
@@ -69,7 +69,11 @@ def training_flops(
     normal = whole("steps", steps) - in_cycles
     if normal < 0:
         raise SparsityError(f"{cycles} cycles of {cycle_steps} steps do not fit into {steps} steps")
-    explorations = max(cycles - (choice("explore_at", explore_at, ("start", "end")) == "end"), 0)
+    choice("explore_at", explore_at, ("start", "end", "never"))
+    explorations = 0 if explore_at == "never" else max(cycles - (explore_at == "end"), 0)
+    for name in shapes:
+        if name not in forward.layers:
+            raise unknown("layer", name, forward.layers)
     known = final is not None
     end = fraction("final", final, one=True) if known else _share(forward, shapes, method, method.sparsity)
     start = _share(forward, shapes, method, method.initial) if isinstance(method, GraNet) else end

@@ -39,7 +39,10 @@ class LayerFlops:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one forward pass: `dense` if all connections lived, `sparse` for the living ones."""
+    """FLOPs of one forward pass: `dense` if all connections lived, `sparse` for the living ones.
+
+    `layers` has every weight of two or more dimensions; one that the pass does not use costs nothing.
+    """
 
     dense: int
     sparse: int
@@ -106,7 +109,8 @@ def flops(model: nn.Module, example_input: Any) -> Flops:
         counter = _count(copy.deepcopy(plain).to("meta"), found, tree_map_only(Tensor, _meta, inputs))
     except Exception:
         counter = _count(plain, found, copy.deepcopy(inputs))
-    layers = {n: LayerFlops(counter.dense[n], round(counter.sparse[n])) for n in counter.dense if n}
+    names = dict.fromkeys([*filter(None, counter.dense), *first.values()])  # as they run; then the unused
+    layers = {n: LayerFlops(counter.dense.get(n, 0), round(counter.sparse.get(n, 0.0))) for n in names}
     return Flops(sum(counter.dense.values()), round(sum(counter.sparse.values())), layers)
 
 

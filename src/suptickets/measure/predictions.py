@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
+from suptickets.errors import SparsityError
+
 BINS = 15
 TOP = 5
 
@@ -56,13 +58,22 @@ class Tally:
     def __init__(self, device: torch.device | str = "cpu", bins: int = BINS) -> None:
         """Nothing counted yet."""
         self.bins = bins
-        self.nll, self.among_top = torch.zeros(2, dtype=torch.float64, device=device)
+        self.nll, self.among_top, self.strangers = torch.zeros(3, dtype=torch.float64, device=device)
         self.samples, self.confidence, self.correct = torch.zeros(3, bins, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: (samples, classes) logits, or log-probabilities such as those of an ensemble."""
-        known = log_probabilities(logits)
+        """Count a batch: (samples, classes) logits, or log-probabilities such as those of an ensemble.
+
+        `labels` are whole numbers below the number of classes. Those that are not are refused here on a CPU;
+        on another device, which is not waited for, by `scores`.
+        """
+        _check(logits, labels)
+        strange = (labels < 0) | (labels >= logits.shape[1])
+        if labels.device.type == "cpu":
+            _refuse(int(strange.sum()))
+        self.strangers += strange.sum()
+        known, labels = log_probabilities(logits), labels.long().masked_fill(strange, 0)
         own = known.gather(1, labels[:, None])
         confidence, predicted = known.exp().max(dim=1)
         index = (confidence * self.bins).ceil().long().clamp_(1, self.bins) - 1
@@ -74,10 +85,11 @@ class Tally:
 
     def tensors(self) -> list[Tensor]:
         """All sums, for adding up over processes."""
-        return [self.nll, self.among_top, self.samples, self.confidence, self.correct]
+        return [self.nll, self.among_top, self.strangers, self.samples, self.confidence, self.correct]
 
     def scores(self) -> Scores:
         """What the predictions counted so far are worth."""
+        _refuse(int(self.strangers))
         total = self.samples.sum()
         gaps = (self.correct - self.confidence).abs().sum()
         return Scores(float(self.correct.sum() / total), float(self.nll / total), float(gaps / total))
@@ -102,6 +114,28 @@ def log_probabilities(logits: Tensor) -> Tensor:
     """
     finite = logits.double().nan_to_num(torch.nan, torch.finfo(torch.float64).max, -torch.inf)
     return log_softmax(finite, dim=1)
+
+
+def _check(logits: Tensor, labels: Tensor) -> None:
+    """By what is known without looking at values."""
+    if logits.dim() != 2 or not logits.shape[1] or logits.is_complex():
+        raise SparsityError(
+            f"logits must be real, of shape (samples, classes), not {logits.dtype} of {tuple(logits.shape)}"
+        )
+    counted = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.shape != logits.shape[:1] or not counted:
+        raise SparsityError(
+            f"labels must be whole numbers, one for each of {len(logits)} samples, not {labels.dtype} of "
+            f"{tuple(labels.shape)}"
+        )
+
+
+def _refuse(strangers: int) -> None:
+    if strangers:
+        raise SparsityError(
+            f"{strangers} labels name a class that the logits do not have: labels run from 0 to one less "
+            "than the number of classes"
+        )
 
 
 def _rank(known: Tensor, own: Tensor, labels: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ large one does not say that there is none.
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from suptickets.errors import SparsityError
 
 FLIPS = 99_999  # permutations are exact up to so many, that is up to 16 pairs
+ROUNDING = 40 * np.finfo(np.float64).eps  # of results, by which their differences may differ
 
 Array = NDArray[np.float64]
 
@@ -70,12 +72,18 @@ def wilcoxon(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
 
 
 def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
-    """The mean difference over its standard error, against Student's distribution."""
+    """The mean difference over its standard error, against Student's distribution.
+
+    Differences that are all the same, but for rounding, have no standard error: the statistic is infinite,
+    with the sign of the differences, and p is 0.
+    """
     from scipy import stats
 
     differences = _differences(ours, theirs)
     if not differences.any():
         return Significance(0.0, 1.0)
+    if np.ptp(differences) <= ROUNDING * np.abs([*_sample(ours), *_sample(theirs)]).max():
+        return Significance(float(np.copysign(np.inf, differences[0])), 0.0)
     found = stats.ttest_1samp(differences, 0.0)
     return Significance(float(found.statistic), float(found.pvalue))
 
@@ -99,15 +107,22 @@ def _flipped(differences: Array) -> Significance:
 
 
 def _sample(values: Sequence[float]) -> Array:
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or len(sample) < 2 or not np.isfinite(sample).all():
-        raise SparsityError(f"a test needs a list of two or more finite results, not {values!r}")
-    return sample
+    try:
+        sample = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError):  # lists of unequal length, tensors elsewhere
+        sample = np.empty(0)
+    if sample.ndim != 1 or len(sample) < 2 or sample.dtype.kind not in "iuf" or not np.isfinite(sample).all():
+        given = " ".join(reprlib.repr(values).split())
+        raise SparsityError(f"a test needs a list of two or more finite results, not {given}")
+    return sample.astype(np.float64)
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Array:
     a, b = _sample(ours), _sample(theirs)
     if len(a) != len(b):
         raise SparsityError(f"a paired test needs one result of each per seed, not {len(a)} and {len(b)}")
-    difference: Array = a - b
+    with np.errstate(over="ignore"):
+        difference: Array = a - b
+    if not np.isfinite(difference).all():
+        raise SparsityError("the differences of these results are beyond the largest number")
     return difference

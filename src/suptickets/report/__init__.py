@@ -5,7 +5,8 @@ from suptickets.report.experiment import experiment_page
 from suptickets.report.figures import FIGURES
 from suptickets.report.run_page import run_page
 from suptickets.report.runs import read_runs
-from suptickets.report.write import FORMATS, write_page, write_report
+from suptickets.report.stored import stored_runs
+from suptickets.report.write import FORMATS, write_book, write_page, write_report
 
 __all__ = [
     "FIGURES",
@@ -18,6 +19,8 @@ __all__ = [
     "experiment_page",
     "read_runs",
     "run_page",
+    "stored_runs",
+    "write_book",
     "write_page",
     "write_report",
 ]

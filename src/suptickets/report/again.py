@@ -1,4 +1,4 @@
-"""How to run it again: the command, the versions, the settings."""
+"""How to run it again: the command, the versions, the settings; and what it takes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from suptickets.report.document import Block, Cell, Listing, Section, Table
-from suptickets.report.measures import plain
-from suptickets.report.runs import INCIDENTAL, Run, varying
+from suptickets.report.document import Block, Cell, Listing, Number, Numbers, Section, Table
+from suptickets.report.measures import duration, number, plain
+from suptickets.report.runs import INCIDENTAL, Run, grouped, varying
 
 
 def again(runs: Sequence[Run], command: str = "", results: Sequence[Mapping[str, Any]] = ()) -> Section:
     """The commands that are given, a line each, or that of each run; `results` tell what they ran on."""
     commands = [*map(plain, command.splitlines())] or [*dict.fromkeys(_command(run) for run in runs)]
-    made = [*(run.summary for run in runs), *results]
+    made = results or [run.summary for run in runs]
     machines = [line for line in dict.fromkeys(map(_machine, made)) if line]
     listings = [
         Listing("Command" if len(commands) == 1 else "Commands", [*commands]),
@@ -41,6 +41,16 @@ def _machine(made: Mapping[str, Any]) -> str:
     return plain("; ".join(filter(None, parts)))
 
 
+def time_spent(seconds: float | None, results: Sequence[Mapping[str, Any]]) -> Numbers:
+    """With the hardware: hours say nothing without it."""
+    machines = dict.fromkeys(plain(one["hardware"]) for one in results if one.get("hardware"))
+    where = f", on {' and '.join(machines)}" if machines else ""
+    jobs = max((number(one.get("jobs")) or 1 for one in results), default=1)
+    several = f", up to {jobs:g} at a time" if jobs > 1 else ""
+    note = f"added up{several}{where}"
+    return () if seconds is None else (Number("Time of all runs", duration(seconds), note),)
+
+
 def _settings(runs: Sequence[Run]) -> list[Table]:
     """What all share, and what they differ in."""
     configs = [run.config for run in runs]
@@ -50,8 +60,10 @@ def _settings(runs: Sequence[Run]) -> list[Table]:
     title = "Settings" if len(runs) == 1 else "Settings of all runs"
     tables = [Table("all-settings", title, ["Setting", "Value"], rows, folded=True)]
     if differing:
-        header = ["Run", *(key.replace("_", "-") for key in differing)]
-        rows = [[Cell(plain(run.path)), *(_value(run.config.get(key)) for key in differing)] for run in runs]
+        header = ["Setting", *(key.replace("_", "-") for key in differing)]
+        rows = [
+            [Cell(one.label), *(_value(one.config.get(key)) for key in differing)] for one in grouped(runs)
+        ]
         tables.append(Table("differing-settings", "Settings that differ", header, rows, folded=True))
     return tables
 

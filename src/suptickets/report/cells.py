@@ -76,9 +76,10 @@ class CellResult:
         joint = hypot(self.paper.deviation, self.ours.sd)
         return self.difference / joint if joint else None
 
-    def column(self) -> tuple[str, ...]:
-        """Where the paper's tables put it: data, sparsity and measure make a column."""
-        return plain(self.settings.get("data", "")), sparsity_name(self.settings), self.kind.header
+    def column(self, *, level: bool = True) -> tuple[str, ...]:
+        """Where the paper's tables put it: data, sparsity (`level`) and measure make a column."""
+        sparsity = sparsity_name(self.settings) if level else ""
+        return plain(self.settings.get("data", "")), sparsity, self.kind.header
 
     def row(self) -> tuple[str, ...]:
         """All else but the model: method and booster, other settings, the variation."""

@@ -30,6 +30,7 @@ from suptickets.report.svg import inline
 WIDTH = 380  # pixels, as wide as a phone: a page shows plots side by side, not larger
 DOTS = 300  # per inch, in a PNG
 TIPS = 120  # at most so many points of a line have a tooltip
+DASHES = (0, (3, 1.6))
 GAP = 14  # pixels between two names of lines
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -75,6 +76,7 @@ class Chart:
         self.tips: dict[str, Sequence[str]] = {}
         self.names: list[tuple[float, str, Colour]] = []
         self.hidden: list[Line2D] = []
+        self.crowned = False  # whether numbers stand above the axes
 
     # ---- what is drawn ----
 
@@ -87,14 +89,16 @@ class Chart:
         name: str = "",
         tip: Callable[[float, float], str] | None = None,
         deviation: Sequence[float] = (),
+        dashed: bool = False,
+        tips: int = TIPS,
     ) -> None:
-        """A line, named at its end, with a band of one deviation, and tooltips along it."""
-        self.axes.plot(x, y, color=colour.light, zorder=2.5)
+        """A line, named at its end, with a band of one deviation, and at most so many tooltips along it."""
+        self.axes.plot(x, y, color=colour.light, linestyle=DASHES if dashed else "-", zorder=2.5)
         if any(deviation):
             low, high = (np.add(y, np.multiply(sign, deviation)) for sign in (-1, 1))
             self.axes.fill_between(x, low, high, color=colour.light, alpha=0.15, linewidth=0)
         if tip is not None:
-            every = range(len(x) - 1, -1, -max(1, -(-len(x) // TIPS)))
+            every = range(len(x) - 1, -1, -max(1, -(-len(x) // min(tips, TIPS))))
             self.points([(x[n], y[n], tip(x[n], y[n])) for n in every], colour, hidden=True)
         if name:
             self.names.append((y[-1], name, colour))
@@ -156,13 +160,13 @@ class Chart:
                 return
             legend.remove()
 
-    def cycles(self, borders: Sequence[float]) -> None:
+    def cycles(self, borders: Sequence[float], *, stretch: bool = True) -> None:
         """The phase of the cycles, shaded, with the number of each ticket above the end of its cycle.
 
         It is a tenth of a run and all that matters: the axis gives it a third.
         """
-        start, end = borders[0], borders[-1]
-        if narrow(borders):
+        self.crowned, start, end = True, borders[0], borders[-1]
+        if stretch and narrow(borders):
             self.axes.set_xscale("function", functions=_stretched(start, end))
             self.axes.set_xticks([0, start / 2, start, end])
             self.axes.xaxis.set_major_formatter("{x:g}")
@@ -179,9 +183,9 @@ class Chart:
         self.axes.set_title(y)
         self.axes.set_xlabel(x, loc="right")
 
-    def epochs(self, last: float) -> None:
-        """The horizontal axis, from the start."""
-        self.axes.set_xlim(0, last)
+    def epochs(self, last: float, first: float = 0) -> None:
+        """The horizontal axis, by default from the start."""
+        self.axes.set_xlim(first, last)
         if self.axes.get_xscale() == "linear":
             self.axes.locator_params(axis="x", integer=True, nbins=5)
 
@@ -221,9 +225,10 @@ class Chart:
             self.word(name, 1, y, colour, va="center", fontsize=11.5, **aside)
 
     def save(self, path: Path, kind: str, title: str) -> None:
-        """As a file for a paper; the same bytes each time."""
+        """As a file for a paper, with a title, and the same bytes each time."""
         for points in self.hidden:
             points.set_visible(False)
+        self.axes.set_title(shortened(title, 50), pad=20 if self.crowned else None)
         self._lay_out()
         metadata = {"Title": title} | ({"Date": None} if kind == "svg" else {})
         self.figure.savefig(path, format=kind, dpi=DOTS, facecolor="white", metadata=metadata)

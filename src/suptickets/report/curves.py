@@ -1,20 +1,28 @@
-"""Plots over the epochs: learning rate, loss, accuracy, sparsity; of one run, or of the means of several."""
+"""Plots over the epochs: learning rate, loss, accuracy, sparsity; of one run, or of the means of several.
+
+Ring, dots and diamond are scores on the test data: of the network before the cycles, of the tickets, and of
+the superposed one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
-from suptickets.report.colours import MUTED, SERIES, Colour, series
+from suptickets.report.colours import MUTED, SERIES, Colour
 from suptickets.report.document import Plot
+from suptickets.report.looks import Look, looks
 from suptickets.report.measures import MEASURES, Measure, number
 from suptickets.report.runs import Curve, Group, Run, common_cycles
+from suptickets.training.settings import PREDICTION_ENSEMBLES
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart, Point
 
+TIPS = 180  # along all lines of a plot
 RATE, LOSS = Measure("Learning rate", 5), Measure("Loss")
 
 
@@ -25,16 +33,18 @@ class Line:
     name: str
     colour: Colour
     curves: Sequence[Curve]
+    dashed: bool = False
 
-    def draw(self, chart: Chart, measure: Measure) -> None:
-        """With a tooltip for each epoch."""
+    def draw(self, chart: Chart, measure: Measure, tips: int) -> None:
+        """With a tooltip for each epoch, or for so many."""
         x, y, deviation = averaged(self.curves)
 
         def tip(epoch: float, value: float) -> str:
             return f"{self.name}, epoch {epoch:g}".lstrip(", ") + f"\n{measure.show(value)}"
 
         if x:
-            chart.line(x, y, self.colour, name=self.name, deviation=deviation, tip=tip)
+            draw = partial(chart.line, x, y, self.colour, name=self.name, dashed=self.dashed)
+            draw(deviation=deviation, tip=tip, tips=tips)
 
 
 @dataclass(frozen=True)
@@ -51,25 +61,27 @@ class Lines:
         """All points of all curves."""
         return [point for line in self.lines for curve in line.curves for point in curve]
 
-    def plot(self, borders: Sequence[float], run: Run | None) -> Plot:
-        """With the cycles shaded; the tickets of a single run are marked."""
+    def plot(self, borders: Sequence[float], marked: Sequence[tuple[Group, Look]]) -> Plot:
+        """With the cycles shaded, and the tickets marked."""
 
         def draw(chart: Chart) -> None:
             chart.axis_names(self.title, "epoch")
             self._axes(chart, borders)
             for line in self.lines:
-                line.draw(chart, self.measure)
-            if run is not None:
-                _mark_tickets(chart, run, self)
+                line.draw(chart, self.measure, TIPS // len(self.lines))
+            for one, look in marked:
+                _mark_tickets(chart, one, look.colour, self, several=len(marked) > 1)
 
-        return Plot(self.name, self.title, draw)
+        text = "Dashed: without a booster." if any(line.dashed for line in self.lines) else ""
+        return Plot(self.name, self.title, draw, text)
 
     def _axes(self, chart: Chart, borders: Sequence[float]) -> None:
-        last = max(x for x, _ in self.points())
+        first, last = (pick(x for x, _ in self.points()) for pick in (min, max))
+        within = bool(borders) and borders[0] <= first  # only the cycles are known
         if borders and borders[-1] >= last:
-            chart.cycles(borders)
+            chart.cycles(borders, stretch=not within)
             last = borders[-1]
-        chart.epochs(last)
+        chart.epochs(last, borders[0] if within else 0)
         if not self.measure.percent:
             return chart.logarithmic()
         chart.percent()
@@ -92,10 +104,10 @@ def averaged(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[fl
 
 def curve_plots(groups: Sequence[Group]) -> list[Plot]:
     """All of them that the runs have numbers for."""
-    runs = [run for one in groups for run in one.runs]
+    borders = common_cycles([run for one in groups for run in one.runs])
     found = _one_setting(groups[0]) if len(groups) == 1 else _several_settings(groups)
-    single = runs[0] if len(runs) == 1 else None
-    return [lines.plot(common_cycles(runs), single) for lines in found if lines.points()]
+    marked = list(zip(groups, looks(groups), strict=True))
+    return [lines.plot(borders, marked) for lines in found if lines.points()]
 
 
 def _one_setting(group: Group) -> list[Lines]:
@@ -104,9 +116,12 @@ def _one_setting(group: Group) -> list[Lines]:
     def line(name: str, colour: Colour, key: str) -> Line:
         return Line(name, colour, [run.curve(key) for run in group.runs])
 
+    def test(name: str, key: str) -> Line:
+        return Line(name, SERIES[0], [_tested(run, key) for run in group.runs])
+
     rates = Line("", SERIES[0], [run.learning_rates() for run in group.runs])
-    loss = [line("training", MUTED, "loss"), line("test (NLL)", SERIES[0], "test_nll")]
-    accuracy = [line("training", MUTED, "train_accuracy"), line("test", SERIES[0], "test_accuracy")]
+    loss = [line("training", MUTED, "loss"), test("test (NLL)", "nll")]
+    accuracy = [line("training", MUTED, "train_accuracy"), test("test", "accuracy")]
     return [
         Lines("learning-rate", "Learning rate", RATE, [rates], "lr"),
         Lines("loss", "Loss", LOSS, loss, "nll"),
@@ -120,21 +135,32 @@ def _several_settings(groups: Sequence[Group]) -> list[Lines]:
 
     def lines(curve: Callable[[Run], Curve]) -> list[Line]:
         return [
-            Line(one.label if place < len(SERIES) else "", series(place), [curve(run) for run in one.runs])
-            for place, one in enumerate(groups)
+            Line("" if colour is MUTED else one.label, colour, [curve(run) for run in one.runs], plain)
+            for one, (colour, plain, _) in zip(groups, looks(groups), strict=True)
         ]
 
     accuracy, sparsity = MEASURES["accuracy"], MEASURES["sparsity"]
+    tested = partial(_tested, key="accuracy")
     return [
-        Lines("learning-rate", "Learning rate", RATE, lines(Run.learning_rates)),
+        Lines("learning-rate", "Learning rate", RATE, lines(Run.learning_rates), "lr"),
         Lines("loss", "Training loss", LOSS, lines(lambda run: run.curve("loss"))),
-        Lines("test-nll", "Test NLL", MEASURES["nll"], lines(lambda run: run.curve("test_nll"))),
+        Lines("test-nll", "Test NLL", MEASURES["nll"], lines(partial(_tested, key="nll")), "nll"),
         Lines(
             "train-accuracy", "Training accuracy", accuracy, lines(lambda run: run.curve("train_accuracy"))
         ),
-        Lines("test-accuracy", "Test accuracy", accuracy, lines(lambda run: run.curve("test_accuracy"))),
+        Lines("test-accuracy", "Test accuracy", accuracy, lines(tested), "accuracy"),
         Lines("sparsity", "Sparsity", sparsity, _moving(lines(lambda run: run.curve("sparsity")))),
     ]
+
+
+def _tested(run: Run, key: str) -> Curve:
+    """As it was evaluated in training; else before the cycles and after each of them."""
+    curve = run.curve(f"test_{key}")
+    if len(curve) > 1 or not run.tickets:
+        return curve
+    scores = [run.summary.get("start"), *run.tickets]
+    values = [number(score.get(key)) if isinstance(score, Mapping) else None for score in scores]
+    return [(x, y) for x, y in zip(run.cycles, values, strict=False) if y is not None]
 
 
 def _moving(lines: list[Line]) -> list[Line]:
@@ -143,20 +169,32 @@ def _moving(lines: list[Line]) -> list[Line]:
     return lines if any(len(each) > 1 for each in values) else []
 
 
-def _mark_tickets(chart: Chart, run: Run, lines: Lines) -> None:
+def _mark_tickets(chart: Chart, one: Group, colour: Colour, lines: Lines, *, several: bool) -> None:
     """The network before the cycles (hollow), the tickets, and the superposed one (a diamond)."""
+    cycles, key = common_cycles(one.runs), lines.score
+    label = f"{one.label}: " if several else ""
 
     def point(epoch: float, name: str, value: float | None) -> list[Point]:
-        return [] if value is None else [(epoch, value, f"{name}\n{lines.measure.show(value)}")]
+        return [] if value is None else [(epoch, value, f"{label}{name}\n{lines.measure.show(value)}")]
 
-    if lines.score == "lr":
-        for n, epoch in enumerate(run.cycles[1:], 1):
-            rate = next((y for x, y in run.learning_rates() if abs(x - epoch) < 1e-6), None)
+    if key == "lr":
+        for n, epoch in enumerate(cycles[1:], 1):
+            rates = one.runs[0].learning_rates()
+            rate = next((y for x, y in rates if abs(x - epoch) < 1e-6), None)
             chart.points(point(epoch, f"ticket {n}", rate), SERIES[1])
-    elif lines.score and run.tickets and run.cycles:
+    elif key and cycles and one.runs[0].tickets:
+        size = 5.0 if several else 7.0
+        start = point(cycles[0], "before the cycles", one.mean(key, "start"))
+        chart.points(start, colour, hollow=True, size=size)
+        for n, epoch in enumerate(cycles[1:]):
+            chart.points(point(epoch, f"ticket {n + 1}", one.ticket(n, key)), colour, size=size)
         chart.points(
-            point(run.cycles[0], "before the cycles", run.value(lines.score, "start")), SERIES[0], hollow=True
+            point(cycles[-1], *_result(one, key)), colour if several else SERIES[1], marker="D", size=size
         )
-        for n, (epoch, ticket) in enumerate(zip(run.cycles[1:], run.tickets, strict=False), 1):
-            chart.points(point(epoch, f"ticket {n}", number(ticket.get(lines.score))), SERIES[0])
-        chart.points(point(run.cycles[-1], "superposed", run.value(lines.score)), SERIES[1], marker="D")
+
+
+def _result(one: Group, key: str) -> tuple[str, float | None]:
+    """The superposed ticket; where there is none, the tickets together."""
+    known = one.mean(key, "superposed")
+    alone = known is not None or one.config.get("booster") not in PREDICTION_ENSEMBLES
+    return "superposed" if alone else "ensemble of the tickets", one.mean(key) if known is None else known

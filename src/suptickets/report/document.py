@@ -86,11 +86,12 @@ Block: TypeAlias = Table | Plot | Numbers | Listing | Note
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks that belong together."""
+    """Blocks that belong together; `folded` hides them until they are asked for."""
 
     title: str
     blocks: Sequence[Block]
     text: str = ""
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,3 +119,8 @@ class Page:
     def plots(self) -> list[Plot]:
         """All plots, in order."""
         return [block for block in self.blocks() if isinstance(block, Plot)]
+
+    def unfolded(self) -> list[Plot]:
+        """Those that are seen at once."""
+        shown = (section for section in self.sections if not section.folded)
+        return [block for section in shown for block in section.blocks if isinstance(block, Plot)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from suptickets.report.again import again
+from suptickets.report.again import again, time_spent
 from suptickets.report.cells import CellResult, Mark, Setting, best_among, telling
 from suptickets.report.colours import MUTED, SERIES, SHADE
 from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Plot, Section, Table
-from suptickets.report.measures import NO_BREAK, NOTHING, Measure, plain
-from suptickets.report.run_page import run_sections
-from suptickets.report.runs import Run, group
+from suptickets.report.measures import NO_BREAK, NOTHING, Measure, file_names, plain
+from suptickets.report.panels import panel_sections
+from suptickets.report.runs import Run, sparsity_name
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -33,6 +33,7 @@ def experiment_page(
     notes: Sequence[str] = (),
     command: str = "",
     results: Sequence[Mapping[str, Any]] = (),
+    seconds: float | None = None,
 ) -> Page:
     """The page of one table or figure of the paper.
 
@@ -40,12 +41,14 @@ def experiment_page(
         title: what the experiment is about.
         reference: where in the paper it stands.
         cells: every number of it.
-        runs: those that ours came from; their curves, layers and so on follow.
+        runs: those that ours came from (`read_runs`, or `stored_runs` of a store): their results, cost and
+            diversity follow and, folded, curves, layers and calibration.
         figure: draws it in the paper's own form (`figures.FIGURES` has them by the experiment's name).
         mark: which numbers are bold; by default the best of those that differ in booster and variation alone.
         notes: what the reader must know: a trial's scale, forks or separate runs, errata of the paper.
         command: what computes all this again, a line each; by default the commands of the runs.
         results: of a store, which ours came from: their versions, hardware and revision are told.
+        seconds: what all runs took, added up.
     """
     chosen = mark or best_among("booster")
     blocks: list[Block] = [Note(note) for note in notes]
@@ -53,15 +56,26 @@ def experiment_page(
     sections = [
         Section("Paper and ours", blocks, f"{chosen.text} {LEGEND if any(c.paper for c in cells) else ''}"),
         Section("Difference", _differences(cells), DIFFERENCE),
-        *(run_sections(group(runs)) if runs else []),
+        *(panel_sections(runs) if runs else []),
         again(runs, command, results),
     ]
-    return Page(title, reference, _headline(cells, chosen), [part for part in sections if part.blocks])
+    numbers = (*_headline(cells, chosen), *time_spent(seconds, results))
+    return Page(title, reference, numbers, [part for part in sections if part.blocks])
+
+
+def _seeds(cells: Sequence[CellResult]) -> Numbers:
+    """How many runs a cell is the mean of."""
+    counts = sorted({cell.ours.runs for cell in cells if cell.ours and cell.ours.runs})
+    if not counts:
+        return ()
+    few = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    note = "of each cell; ± is their standard deviation" if counts[-1] > 1 else "of each cell"
+    return (Number("Seeds", few, note),)
 
 
 def _headline(cells: Sequence[CellResult], mark: Mark) -> Numbers:
     done = sum(cell.ours is not None for cell in cells)
-    numbers = [Number("Cells", f"{done} of {len(cells)}", "have a result of ours")]
+    numbers = [Number("Cells", f"{done} of {len(cells)}", "have a result of ours"), *_seeds(cells)]
     known = [abs(cell.deviations) for cell in cells if cell.deviations is not None]
     if known:
         near = sum(deviations <= 1 for deviations in known)
@@ -88,15 +102,25 @@ def _boosted(cells: Sequence[CellResult], mark: Mark, side: str) -> str:
 def _grids(cells: Sequence[CellResult], mark: Mark) -> list[Table]:
     """As in the paper: a table for each model, with data and sparsity as columns."""
     bold = {side: mark.of(cells, side).winners for side in ("ours", "paper")}
-    models: dict[Setting, Rows] = {}
+    models, level = dict[Setting, Rows](), not _one_level(cells)
     for n, cell in enumerate(cells):
-        row = models.setdefault(cell.settings.get("model"), {}).setdefault(cell.row(), {})
-        row[cell.column()] = _grid_cell(cell, n in bold["ours"], n in bold["paper"])
+        name = cell.row() if level else (*cell.row(), sparsity_name(cell.settings))
+        row = models.setdefault(cell.settings.get("model"), {}).setdefault(name, {})
+        row[cell.column(level=level)] = _grid_cell(cell, n in bold["ours"], n in bold["paper"])
     return [_grid(n, model, rows) for n, (model, rows) in enumerate(models.items())]
 
 
+def _one_level(cells: Sequence[CellResult]) -> bool:
+    """Whether each row has one sparsity, and not all the same: then it belongs to the row."""
+    rows: dict[tuple[object, ...], set[str]] = {}
+    for cell in cells:
+        rows.setdefault((cell.settings.get("model"), cell.row()), set()).add(cell.column()[1])
+    return all(len(levels) == 1 for levels in rows.values()) and len(set.union(*rows.values())) > 1
+
+
 def _grid(n: int, model: Setting, rows: Rows) -> Table:
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    found = dict.fromkeys(column for row in rows.values() for column in row)
+    columns = sorted(found, key=lambda column: not column[1])  # a dense network stands beside the sparsities
     (names, shared), (header, common) = telling([*rows]), telling(columns)
     title = ", ".join(part for part in (plain(model or ""), shared, common) if part)
     body = [
@@ -162,10 +186,11 @@ def _differences(cells: Sequence[CellResult]) -> list[Plot]:
         if cell.deviations is not None:
             where = [cell.settings[key] for key in ("data", "model") if key in cell.settings]
             parts.setdefault(" · ".join(plain(part) for part in where), []).append(cell)
-    return [_difference(n, where, known) for n, (where, known) in enumerate(parts.items())]
+    names = file_names([f"difference {where}" for where in parts])
+    return [_difference(name, *part) for name, part in zip(names, parts.items(), strict=True)]
 
 
-def _difference(n: int, where: str, cells: Sequence[CellResult]) -> Plot:
+def _difference(file: str, where: str, cells: Sequence[CellResult]) -> Plot:
     names, _ = telling([(*cell.row(), *cell.column()) for cell in cells])
 
     def draw(chart: Chart) -> None:
@@ -177,4 +202,4 @@ def _difference(n: int, where: str, cells: Sequence[CellResult]) -> Plot:
             tip = f"{name}\nours {_ours(cell)}, paper {_paper(cell)}"
             chart.points([(cell.deviations or 0.0, float(y), tip)], SERIES[0])
 
-    return Plot(f"difference-{n}", where or "All cells", draw, height=70 + 20 * len(cells))
+    return Plot(file, where or "All cells", draw, height=70 + 20 * len(cells))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from suptickets.report.cells import CellResult
 from suptickets.report.colours import INK, series
 from suptickets.report.document import Plot
-from suptickets.report.measures import number, plain
+from suptickets.report.measures import file_names, number, plain
 from suptickets.report.runs import method_name, sparsity_name
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ Bars = Mapping[str, Mapping[str, CellResult]]  # by what a group stands at, and 
 
 def averaging(cells: Sequence[CellResult]) -> list[Plot]:
     """Accuracy by sparsity, a bar for each rule."""
-    return _bars("averaging", cells, ("accuracy",), lambda cell: plain(cell.variation))
+    return _bars(cells, ("accuracy",), lambda cell: plain(cell.variation))
 
 
 def uncertainty(cells: Sequence[CellResult]) -> list[Plot]:
-    """NLL and ECE by sparsity, with and without Sup-tickets."""
-    return _bars("uncertainty", cells, ("nll", "ece"), lambda cell: method_name(cell.settings))
+    """ECE and NLL by sparsity, with and without Sup-tickets."""
+    return _bars(cells, ("ece", "nll"), lambda cell: method_name(cell.settings))
 
 
 def ticket_count(cells: Sequence[CellResult]) -> list[Plot]:
@@ -33,7 +33,10 @@ def ticket_count(cells: Sequence[CellResult]) -> list[Plot]:
     known = {
         name: [c for c in cells if c.measure == name and c.ours] for name in ("accuracy", "ticket_accuracy")
     }
-    return [_lines(name, own) for name, own in known.items() if own]
+    ours = [cell.ours for own in known.values() for cell in own if cell.ours]
+    lows, highs = ([one.mean + sign * (one.sd or 0) for one in ours] for sign in (-1, 1))
+    limits = (min(lows), max(highs)) if ours else (0.0, 1.0)
+    return [_lines(name, own, limits) for name, own in known.items() if own]
 
 
 FIGURES: Mapping[str, Callable[[Sequence[CellResult]], list[Plot]]] = {
@@ -44,7 +47,7 @@ FIGURES: Mapping[str, Callable[[Sequence[CellResult]], list[Plot]]] = {
 
 
 def _bars(
-    name: str, cells: Sequence[CellResult], measures: Sequence[str], bar: Callable[[CellResult], str]
+    cells: Sequence[CellResult], measures: Sequence[str], bar: Callable[[CellResult], str]
 ) -> list[Plot]:
     """One plot for each measure, data set and model."""
     plots: dict[tuple[str, str], dict[str, dict[str, CellResult]]] = {}
@@ -56,7 +59,8 @@ def _bars(
                 )
                 groups = plots.setdefault((measure, where), {})
                 groups.setdefault(sparsity_name(cell.settings), {})[bar(cell)] = cell
-    return [_bar_plot(f"{name}-{n}", where, groups) for n, ((_, where), groups) in enumerate(plots.items())]
+    names = file_names([f"figure {measure} {where}" for measure, where in plots])
+    return [_bar_plot(own, where, bars) for own, ((_, where), bars) in zip(names, plots.items(), strict=True)]
 
 
 def _bar_plot(name: str, where: str, groups: Bars) -> Plot:
@@ -96,7 +100,9 @@ def _bar(chart: Chart, x: int, place: int, count: int, low: float, kind: str, ce
     chart.spread(middle, mean, cell.ours.sd, INK, upright=True)
 
 
-def _lines(measure: str, cells: Sequence[CellResult]) -> Plot:
+def _lines(measure: str, cells: Sequence[CellResult], limits: tuple[float, float]) -> Plot:
+    """On the same scale, so that the superposed ticket is compared with its tickets."""
+    margin = 0.08 * (limits[1] - limits[0]) or 0.01
     lines: dict[str, list[tuple[float, CellResult]]] = {}
     for cell in cells:
         lines.setdefault(sparsity_name(cell.settings), []).append((_tickets(cell), cell))
@@ -105,20 +111,25 @@ def _lines(measure: str, cells: Sequence[CellResult]) -> Plot:
         chart.axis_names(cells[0].kind.label, "number of tickets")
         chart.percent()
         chart.axes.set_xticks(sorted({x for line in lines.values() for x, _ in line}))
+        chart.axes.set_ylim(limits[0] - margin, limits[1] + margin)
         for place, (name, line) in enumerate(lines.items()):
-            _line(chart, place, name, sorted(line, key=lambda point: point[0]))
+            aside = 0.07 * (place - (len(lines) - 1) / 2)
+            _line(chart, place, name, aside, sorted(line, key=lambda point: point[0]))
 
-    return Plot(f"ticket-count-{measure.replace('_', '-')}", cells[0].kind.label, draw)
+    title = "Accuracy of the superposed ticket" if measure == "accuracy" else cells[0].kind.label
+    return Plot(f"figure-{measure.replace('_', '-')}", title, draw)
 
 
-def _line(chart: Chart, place: int, name: str, line: Sequence[tuple[float, CellResult]]) -> None:
+def _line(
+    chart: Chart, place: int, name: str, aside: float, line: Sequence[tuple[float, CellResult]]
+) -> None:
+    """Moved aside a little, so that the deviations of several lines are seen."""
     known = [(x, cell.ours, cell.kind) for x, cell in line if cell.ours]
-    means = [ours.mean for _, ours, _ in known]
-    chart.line(
-        [x for x, *_ in known], means, series(place), name=name, deviation=[o.sd or 0 for _, o, _ in known]
-    )
-    tips = [f"{name}, {x:g} tickets\n{kind.show(ours.mean, ours.sd)}" for x, ours, kind in known]
-    chart.points([(x, ours.mean, tip) for (x, ours, _), tip in zip(known, tips, strict=True)], series(place))
+    chart.line([x + aside for x, *_ in known], [ours.mean for _, ours, _ in known], series(place), name=name)
+    for x, ours, kind in known:
+        tip = f"{name}, {x:g} tickets\n{kind.show(ours.mean, ours.sd)}"
+        chart.spread(x + aside, ours.mean, ours.sd, series(place), upright=True)
+        chart.points([(x + aside, ours.mean, tip)], series(place))
 
 
 def _tickets(cell: CellResult) -> float:

@@ -50,7 +50,11 @@ def _body(page: Page, script: Html) -> Html:
 def _section(section: Section) -> Html:
     text = [element("p", section.text, class_="text")] if section.text else []
     blocks = element("div", *(_block(block) for block in section.blocks), class_="blocks")
-    return element("section", element("h2", section.title), *text, blocks)
+    title = element("h2", section.title)
+    if section.folded:
+        hidden = element("details", element("summary", title), *text, blocks)
+        return element("section", hidden, class_="folded")
+    return element("section", title, *text, blocks)
 
 
 def _block(block: Block) -> Html:
@@ -99,10 +103,11 @@ def _table(table: Table) -> Html:
     ]
     grid = element("table", element("thead", head), element("tbody", *body), id=f"table-{table.name}")
     text = [element("p", table.text)] if table.text else []
-    scroll = element("div", grid, class_="scroll")
+    hint = element("p", "Scroll sideways: there are more columns →", class_="hint")
+    scroll = element("div", grid, class_="scroll", tabindex="0")
     if table.folded:
-        return element("details", element("summary", table.title), *text, scroll, class_="table")
-    return element("div", element("h3", table.title), *text, scroll, class_="table")
+        return element("details", element("summary", table.title), *text, hint, scroll, class_="table")
+    return element("div", element("h3", table.title), *text, hint, scroll, class_="table")
 
 
 def _head(table: Table, place: int) -> Html:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from suptickets.report.colours import MUTED, SERIES, series
+from suptickets.report.colours import MUTED, SERIES
 from suptickets.report.document import Cell, Plot, Table
+from suptickets.report.looks import looks
 from suptickets.report.measures import MEASURES, number, plain
 from suptickets.report.runs import Curve, Group, Run, layer_curves, layers
 
@@ -20,10 +21,24 @@ SCALE = ("#dde5f3", "#1d4fa8", "#0b2250")  # from sparse to dense; told apart by
 
 
 def layer_plots(groups: Sequence[Group]) -> list[Plot]:
-    """Over time for one run of each of the first settings, and at the end for all."""
+    """Over time for one run of each of the first settings, and at the end for all; nothing of dense ones."""
     over_time = [(one, layer_curves(one.runs[0])) for one in groups[:SHOWN]]
-    plots = [_over_time(place, one, curves) for place, (one, curves) in enumerate(over_time) if curves]
-    return plots + _at_the_end(groups)
+    sparse = [(one, curves) for one, curves in over_time if any(y for c in curves.values() for _, y in c)]
+    return [_over_time(place, *each) for place, each in enumerate(sparse)] + end_plots(groups)
+
+
+def moving_plots(groups: Sequence[Group]) -> list[Plot]:
+    """Over time, for a setting of each of the first methods whose layers change; rather with a booster."""
+    chosen: dict[object, tuple[Group, dict[str, Curve]]] = {}
+    for one in sorted(groups, key=lambda one: one.config.get("booster") == "none"):
+        curves = layer_curves(one.runs[0])
+        if any(map(_moves, curves.values())):
+            chosen.setdefault(str(one.config.get("method")), (one, curves))
+    return [_over_time(place, *each) for place, each in enumerate([*chosen.values()][:SHOWN])]
+
+
+def _moves(curve: Curve) -> bool:
+    return len({round(sparsity, 3) for _, sparsity in curve}) > 1
 
 
 def _height(layers: int) -> int:
@@ -64,29 +79,33 @@ def _heat(chart: Chart, run: Run, curves: Sequence[Curve]) -> None:
     chart.epochs(max(epochs[-1], *run.cycles, 0))
 
 
-def _at_the_end(groups: Sequence[Group]) -> list[Plot]:
-    """One plot for all settings that have the layers of the first."""
-    found = {place: _sparsities(one) for place, one in enumerate(groups)}
-    names = next((list(each) for each in found.values() if each), [])
-    same = {place: each for place, each in found.items() if names and list(each) == names}
+def end_plots(groups: Sequence[Group]) -> list[Plot]:
+    """At the end: one plot for all settings that have the layers of the first."""
+    found = [(one, look.colour, _sparsities(one)) for one, look in zip(groups, looks(groups), strict=True)]
+    names = next((list(each) for *_, each in found if any(each.values())), [])
+    same = [(one, colour, each) for one, colour, each in found if names and list(each) == names]
     if not same:
         return []
+
+    hollow = [one for one, look in zip(groups, looks(groups), strict=True) if look.plain]
 
     def draw(chart: Chart) -> None:
         chart.rows(names)
         chart.axis_names("", "sparsity")
         chart.percent("x")
         chart.axes.locator_params(axis="x", nbins=5)
-        for place, sparsities in same.items():
-            label = f"{groups[place].label}: " if len(groups) > 1 else ""
+        for one, colour, sparsities in same:
+            label = f"{one.label}: " if len(groups) > 1 else ""
             tips = [f"{label}{name}\n{SPARSITY.show(value)}" for name, value in sparsities.items()]
             points = zip(sparsities.values(), range(len(names)), tips, strict=True)
-            chart.points([(x, float(y), tip) for x, y, tip in points], series(place))
+            chart.points([(x, float(y), tip) for x, y, tip in points], colour, hollow=one in hollow)
         if len(groups) > 1:
-            shown = [place for place in same if place < len(SERIES)]
-            chart.key([groups[place].label for place in shown], [series(place) for place in shown])
+            shown = {one.label: colour for one, colour, _ in same if colour is not MUTED}
+            chart.key(list(shown), list(shown.values()))
 
-    return [Plot("layers-end", "Layers at the end", draw, height=_height(len(names)))]
+    text = "Rings: without a booster." if hollow else ""
+    key = 20 * min(len(same), len(SERIES)) // 2 if len(groups) > 1 else 0
+    return [Plot("layers-end", "Layers at the end", draw, text, height=_height(len(names)) + key)]
 
 
 def _sparsities(one: Group) -> dict[str, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -60,6 +62,7 @@ MEASURES = {
     "ticket_deviation": Measure("Deviation of the tickets", 2, percent=True),
     "sparsity": Measure("Sparsity", 2, percent=True),
     "layer_sparsity": Measure("Sparsity", 2, percent=True),
+    "explored": Measure("Explored", 2, percent=True),
     "p_value": Measure("p-value", 7),
     "train_flops": Measure("FLOPs of training", 0),
     "test_flops": Measure("FLOPs of a forward pass", 0),
@@ -95,6 +98,15 @@ def duration(seconds: float | None) -> str:
     hours, minutes = seconds / 3600, seconds / 60
     shown = f"{hours:.1f} h" if hours >= 2 else f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"
     return shown.replace(" ", NO_BREAK)
+
+
+def file_names(titles: Sequence[str]) -> list[str]:
+    """Names for files, each once, from words: settings-accuracy-cifar10-vgg16."""
+    names: list[str] = []
+    for title in titles:
+        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:80]
+        names.append(name if name not in names else f"{name}-{len(names)}")
+    return names
 
 
 def plain(value: object) -> str:

@@ -37,6 +37,19 @@ for (const button of document.querySelectorAll("th button")) {
   });
 }
 
+// A table that is wider than its place shows where it goes on.
+for (const box of document.querySelectorAll(".scroll")) {
+  const hint = box.previousElementSibling;
+  const look = () => {
+    const left = box.scrollWidth - box.clientWidth - box.scrollLeft;
+    box.classList.toggle("on", left > 1);
+    box.classList.toggle("back", box.scrollLeft > 1);
+    hint.classList.toggle("shown", box.scrollWidth > box.clientWidth + 1);
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(box);
+}
+
 // The nearest point within reach of the pointer, or what is under it, shows its tooltip.
 const REACH = 22;
 const tooltip = document.getElementById("tooltip");

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from suptickets.report.again import again
+from suptickets.report.again import again, time_spent
 from suptickets.report.curves import curve_plots
 from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Section, Table
 from suptickets.report.layers import layer_plots, layer_table
@@ -24,16 +24,19 @@ from suptickets.report.scores import (
     SCORES,
     cost_plots,
     diversity_plots,
+    part_plots,
     reliability_plots,
     score_rows,
     setting_plots,
-    ticket_plots,
 )
-from suptickets.training.verdict import verdict
+from suptickets.report.tables import result_tables
+from suptickets.training.settings import PREDICTION_ENSEMBLES
+from suptickets.training.verdict import SUPERPOSING, verdict
 
 RESULTS = (*SCORES, "sparsity", "train_flops_ratio", "test_flops_ratio")
 CYCLES = "Shaded: the cycles; a ticket is collected at the end of each, where its number stands."
 STRETCHED = " There the axis is stretched."
+MARKS = " On the test data: a ring before the cycles, a dot for each ticket, a diamond for {}."
 
 
 def run_page(runs: Sequence[Run]) -> Page:
@@ -53,8 +56,8 @@ def run_sections(groups: Sequence[Group]) -> list[Section]:
     """The sections of runs; an experiment's page has them too."""
     runs = [run for one in groups for run in one.runs]
     sections = [
-        _tickets(runs[0]) if len(runs) == 1 else _results(groups),
-        Section("Training", [*_unread(runs), *curve_plots(groups)], _cycles(runs)),
+        _parts(runs[0]) if len(runs) == 1 else _results(groups),
+        Section("Training", [*_unread(runs), *curve_plots(groups)], cycles_text(runs)),
         Section("Layers", [*layer_plots(groups), *(layer_table(runs[0]) if len(runs) == 1 else [])]),
         Section("Cost", cost_plots(groups)),
         Section("Calibration and diversity", [*reliability_plots(groups), *_diversity(groups)]),
@@ -87,8 +90,16 @@ def _headline(run: Run) -> Numbers:
         Number("Sparsity", MEASURES["sparsity"].show(run.value("sparsity")), note),
         _flops("Training FLOPs", run.value("train_flops_ratio")),
         _flops("Test FLOPs", run.value("test_flops_ratio")),
+        *_explored(run),
         Number("Time", duration(run.value("seconds")), plain(run.summary.get("hardware") or "")),
     )
+
+
+def _explored(run: Run) -> Numbers:
+    rate = run.value("explored")
+    shown = MEASURES["explored"]
+    note = "of all weights lived at some time"
+    return () if rate is None else (Number(shown.label, shown.show(rate), note),)
 
 
 def _flops(label: str, ratio: float | None) -> Number:
@@ -122,7 +133,9 @@ def _headlines(groups: Sequence[Group]) -> Numbers:
     runs = [run for one in groups for run in one.runs]
     done = sum(bool(run.summary) for run in runs)
     note = "all finished" if done == len(runs) else f"{len(runs) - done} not finished"
-    return (*numbers, Number("Runs", str(done), note))
+    seconds = [value for run in runs if (value := run.value("seconds")) is not None]
+    spent = time_spent(sum(seconds) if seconds else None, [run.summary for run in runs])
+    return (*numbers, Number("Runs", str(done), note), *spent)
 
 
 def _best(groups: Sequence[Group], key: str) -> Number:
@@ -138,20 +151,22 @@ def _best(groups: Sequence[Group], key: str) -> Number:
 # ---- sections ----
 
 
-def _tickets(run: Run) -> Section:
-    """A single run: the tickets against the superposed one and the start."""
+def _parts(run: Run) -> Section:
+    """A single run: the tickets against the superposed one and the start; heads and members likewise."""
     if not run.summary:
         return Section("Results", [])
-    worse = verdict(run.summary, run.tickets) if _complete(run) else None
+    booster = run.config.get("booster")
+    averaged = booster in SUPERPOSING and _complete(run)
+    worse = verdict(run.summary, run.tickets, str(booster)) if averaged else None
     header = ["Network", *(MEASURES[key].header for key in SCORES)]
     rows = [
         [Cell(name), *(MEASURES[key].cell(number(scores.get(key))) for key in SCORES)]
         for name, scores, _ in score_rows(run)
     ]
     notes: list[Block] = [Note(worse[0].upper() + worse[1:] + ".")] if worse else []
-    title = "Tickets" if run.tickets else "Result"
-    text = "Dotted: the mean of the tickets." if run.tickets else ""
-    return Section(title, [*notes, *ticket_plots(run), Table("scores", "Scores", header, rows)], text)
+    title = f"{run.part.capitalize()}s" if run.parts else "Result"
+    text = f"Dotted: the mean of the {run.part}s." if run.parts else ""
+    return Section(title, [*notes, *part_plots(run), Table("scores", "Scores", header, rows)], text)
 
 
 def _complete(run: Run) -> bool:
@@ -161,26 +176,7 @@ def _complete(run: Run) -> bool:
 
 def _results(groups: Sequence[Group]) -> Section:
     """Several runs: mean and deviation by setting, and each run."""
-    header = [MEASURES[key].header for key in RESULTS]
-    by_setting = [[Cell(one.label), *_means(one)] for one in groups]
-    by_run = [[Cell(one.label), *_values(run)] for one in groups for run in one.runs]
-    settings = Table("settings", "Mean and deviation by setting", ["Setting", "Runs", *header], by_setting)
-    runs = Table("runs", "Every run", ["Setting", "Seed", *header, "Seconds", "Folder"], by_run, folded=True)
-    return Section("Results", [*setting_plots(groups), settings, runs])
-
-
-def _means(one: Group) -> list[Cell]:
-    done = len(one.values("accuracy"))
-    deviations = {key: one.deviation(key) for key in SCORES}
-    return [
-        Cell(str(done), float(done)),
-        *(MEASURES[k].cell(one.mean(k), deviations.get(k)) for k in RESULTS),
-    ]
-
-
-def _values(run: Run) -> list[Cell]:
-    results = [MEASURES[key].cell(run.value(key)) for key in (*RESULTS, "seconds")]
-    return [Cell(run.seed, run.setting("seed")), *results, Cell(plain(run.path))]
+    return Section("Results", [*setting_plots(groups), *result_tables(groups)])
 
 
 def _unread(runs: Sequence[Run]) -> list[Note]:
@@ -189,20 +185,26 @@ def _unread(runs: Sequence[Run]) -> list[Note]:
     return [Note(text.format(plain(run.path / "metrics.jsonl"), run.damaged)) for run in runs if run.damaged]
 
 
-def _cycles(runs: Sequence[Run]) -> str:
+def cycles_text(runs: Sequence[Run]) -> str:
+    """What is seen of the cycles in the curves."""
     borders = common_cycles(runs)
-    return "" if not borders else CYCLES + (STRETCHED if narrow(borders) else "")
+    if not borders:
+        return ""
+    alone = all(run.config.get("booster") not in PREDICTION_ENSEMBLES for run in runs)
+    marks = MARKS.format("the superposed one" if alone else "the result")
+    marked = any(run.tickets for run in runs)
+    return CYCLES + (STRETCHED if narrow(borders) else "") + (marks if marked else "")
 
 
 def _diversity(groups: Sequence[Group]) -> list[Block]:
     """Plots for several settings, numbers for one."""
     if len(groups) > 1:
         return [*diversity_plots(groups)]
-    one = groups[0]
-    together = "all tickets together, at the cost of all"
+    one, part = groups[0], groups[0].runs[0].part
+    together = f"all {part}s together, at the cost of all"
     numbers = [
-        _number(one, "disagreement", "diversity", "share of images on which two tickets disagree"),
-        _number(one, "kl", "diversity", "between the predictions of two tickets"),
+        _number(one, "disagreement", "diversity", f"share of images on which two {part}s disagree"),
+        _number(one, "kl", "diversity", f"between the predictions of two {part}s"),
         _number(one, "accuracy", "ensemble", together, "Ensemble: accuracy"),
         _number(one, "nll", "ensemble", together, "Ensemble: NLL"),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -21,6 +21,16 @@ from suptickets.training.settings import CYCLIC, read_config
 INCIDENTAL = {"seed", "data_dir", "workers", "checkpoint_every", "log", "evaluate_every"}
 # What a run is called by; other settings join the name only where these do not tell two runs apart.
 TELLING = ("data", "model", "method", "booster", "sparsity", "recipe")
+# What a booster combines, and how it is called in a name; others combine tickets.
+PARTS = {"tree-net": "head", "batch-ensemble": "member", "dense-ensemble": "network"}
+BOOSTED = {
+    "none": "",
+    "swa": " + SWA",
+    "tree-net": " + TreeNet",
+    "batch-ensemble": " + BatchEnsemble",
+    "dense-ensemble": " ensemble",
+}
+REPORTS = {".html", ".md", ".tex", ".png", ".svg"}  # what `report` writes, beside runs or among them
 
 Curve: TypeAlias = list[tuple[float, float]]
 
@@ -53,6 +63,16 @@ class Run:
     def tickets(self) -> list[Mapping[str, Any]]:
         """The scores of the tickets."""
         return _mappings(self.summary.get("tickets"))
+
+    @property
+    def parts(self) -> list[Mapping[str, Any]]:
+        """The scores of all that the result combines: tickets, heads or members."""
+        return self.tickets or _mappings(self.summary.get("members"))
+
+    @property
+    def part(self) -> str:
+        """What one of them is called."""
+        return part_name(self.config)
 
     @cached_property
     def cycles(self) -> list[float]:
@@ -150,22 +170,44 @@ class Group:
         values = self.values(key, part)
         return stdev(values) if len(values) > 1 else None
 
-    def of_tickets(self, key: str) -> float | None:
-        """The mean over all tickets of all runs."""
-        values = [number(ticket.get(key)) for run in self.runs for ticket in run.tickets]
+    def of_parts(self, key: str) -> float | None:
+        """The mean over all tickets (heads, members) of all runs."""
+        values = [number(part.get(key)) for run in self.runs for part in run.parts]
         known = [value for value in values if value is not None]
         return mean(known) if known else None
+
+    def ticket(self, place: int, key: str) -> float | None:
+        """The mean over the runs of one of their tickets, the first being 0."""
+        values = [number(run.tickets[place].get(key)) for run in self.runs if place < len(run.tickets)]
+        known = [value for value in values if value is not None]
+        return mean(known) if known else None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings of the first run; others differ in incidental ones alone."""
+        return self.runs[0].config
 
 
 # ---- reading ----
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, or in folders beneath them."""
-    if not paths:
-        raise SparsityError("nothing to report on: give run folders, or folders that hold some")
-    found = dict.fromkeys(chain.from_iterable(_run_folders(path) for path in paths))
+    """The runs in these folders, or in folders beneath them; reports among them are passed over."""
+    chosen = [path for path in paths if not _is_report(path)]
+    if not chosen:
+        several = "only reports" if paths else "nothing to report on"
+        told = f"{plain(paths[0])} is a report" if len(paths) == 1 else several
+        raise SparsityError(f"{told}: give run folders, or folders that hold some")
+    found = dict.fromkeys(chain.from_iterable(_run_folders(path) for path in chosen))
     return [read_run(path) for path in found]
+
+
+def _is_report(path: Path) -> bool:
+    """A file that `report` wrote, or a folder of such files, as in `suptickets report runs/*`."""
+    if path.is_dir():
+        held = list(path.iterdir())
+        return bool(held) and all(_is_report(one) for one in held)
+    return path.is_file() and path.suffix in REPORTS
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
@@ -206,8 +248,12 @@ def method_name(config: Mapping[str, Any]) -> str:
     """RigL + Sup-tickets."""
     method, booster = plain(config.get("method", "")), plain(config.get("booster", "none"))
     known = METHODS.get(method)
-    boosters = {"none": "", "swa": " + SWA"}
-    return (known.__name__ if known else method) + boosters.get(booster, f" + {booster.capitalize()}")
+    return (known.__name__ if known else method) + BOOSTED.get(booster, f" + {booster.capitalize()}")
+
+
+def part_name(config: Mapping[str, Any]) -> str:
+    """What the result combines: tickets, heads of TreeNet, members of BatchEnsemble."""
+    return PARTS.get(plain(config.get("booster")), "ticket")
 
 
 def sparsity_name(config: Mapping[str, Any]) -> str:
@@ -217,15 +263,32 @@ def sparsity_name(config: Mapping[str, Any]) -> str:
     return "" if sparsity is None or stays else f"{sparsity * 100:g}{NO_BREAK}%"
 
 
+def parts_name(groups: Iterable[Group]) -> str:
+    """What some settings combine, in words: heads, members or tickets."""
+    names = [f"{name}s" for name in dict.fromkeys(run.part for one in groups for run in one.runs)]
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
+def setting_name(key: str, value: str) -> str:
+    """As the paper calls it; else the setting and its value."""
+    shown = {"rule": value.upper(), "beta": f"β = {value}"}
+    shown["batch_norm"] = {"average": "AV", "recompute": "BU"}.get(value, value)
+    return shown.get(key, f"{key.replace('_', ' ')} {value}")
+
+
 def group(runs: Sequence[Run]) -> list[Group]:
     """Runs of equal settings together, the most accurate first."""
+    return sorted(grouped(runs), key=lambda one: -(one.mean("accuracy") or 0.0))
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs of equal settings together, in the order in which they come."""
     together: dict[str, list[Run]] = {}
     for run in runs:
         kept = {key: value for key, value in run.config.items() if key not in INCIDENTAL}
         together.setdefault(json.dumps(kept, sort_keys=True), []).append(run)
     members = list(together.values())
-    groups = [Group(*pair) for pair in zip(_labels([own[0].config for own in members]), members, strict=True)]
-    return sorted(groups, key=lambda one: -(one.mean("accuracy") or 0.0))
+    return [Group(*pair) for pair in zip(_labels([own[0].config for own in members]), members, strict=True)]
 
 
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -271,6 +334,6 @@ def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
             parts.append(sparsity_name(config))
         elif key in TELLING:
             parts.append(plain(config.get(key, "")))
-        else:
-            parts.append(f"{key.replace('_', ' ')} {plain(config.get(key, ''))}")
+        elif key != "beta" or config.get("rule") == "cima":  # others have no such weight
+            parts.append(setting_name(key, plain(config.get(key, ""))))
     return ", ".join(dict.fromkeys(part for part in parts if part))

@@ -4,64 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from suptickets.report.colours import MUTED, SERIES, Colour, series
+from suptickets.report.colours import MUTED, SERIES, Colour
 from suptickets.report.document import Plot
+from suptickets.report.looks import Look, looks
 from suptickets.report.measures import MEASURES, Measure, number
-from suptickets.report.runs import Group, Run, reliability
+from suptickets.report.runs import Group, Run, parts_name, reliability
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
 SCORES = ("accuracy", "nll", "ece")
+Bins: TypeAlias = Sequence[tuple[float, float, float]]  # samples, confidence, accuracy
 
 
 def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any], Colour]]:
     """The network before the cycles, every ticket, what came of them, and their ensemble."""
-    rows: list[tuple[str, object, Colour]] = [("before the cycles", run.summary.get("start"), MUTED)]
-    rows += [(f"ticket {n}", ticket, SERIES[0]) for n, ticket in enumerate(run.tickets, 1)]
+    rows: list[tuple[str, object, Colour]] = [
+        ("before pruning", run.summary.get("before_pruning"), MUTED),
+        ("before the cycles", run.summary.get("start"), MUTED),
+    ]
+    rows += [(f"{run.part} {n}", scores, SERIES[0]) for n, scores in enumerate(run.parts, 1)]
     single = run.summary if run.config.get("booster") != "free-tickets" else None
     final = run.summary.get("superposed") or single  # the summary of an ensemble has the ensemble's scores
-    rows += [("superposed" if run.tickets else "final network", final, SERIES[1])]
+    rows += [(_final_name(run), final, SERIES[1])]
     rows += [("ensemble of the tickets", run.summary.get("ensemble"), SERIES[2])]
     return [(name, scores, colour) for name, scores, colour in rows if isinstance(scores, Mapping) and scores]
 
 
-def ticket_plots(run: Run) -> list[Plot]:
-    """Accuracy, NLL and ECE of the tickets and of what came of them; nothing without tickets."""
-    return [_tickets(run, key) for key in SCORES if run.tickets]
+def _final_name(run: Run) -> str:
+    """Heads and members answer together; of tickets comes one network."""
+    if run.tickets:
+        return "superposed"
+    return "final network" if run.part == "ticket" else f"all {run.part}s together"
 
 
-def _tickets(run: Run, key: str) -> Plot:
+def part_plots(run: Run) -> list[Plot]:
+    """Accuracy, NLL and ECE of the tickets (heads, members) and of what came of them; nothing without."""
+    return [_parts(run, key) for key in SCORES if run.parts]
+
+
+def _parts(run: Run, key: str) -> Plot:
     measure = MEASURES[key]
     found = [(name, number(scores.get(key)), colour) for name, scores, colour in score_rows(run)]
     rows = [(name, value, colour) for name, value, colour in found if value is not None]
 
     def draw(chart: Chart) -> None:
         _row_axes(chart, measure, [name for name, *_ in rows])
-        own = [value for name, value, _ in rows if name.startswith("ticket")]
+        own = [value for name, value, _ in rows if name.startswith(f"{run.part} ")]
         if own:
             chart.axes.axvline(mean(own), color=SERIES[0].light, linestyle=":", linewidth=1.2)
         for y, (name, value, colour) in enumerate(rows):
             chart.points([(value, y, f"{name}\n{measure.show(value)}")], colour, size=9)
             chart.word(measure.bare(value), value, y, xytext=(9, 0), textcoords="offset points", va="center")
 
-    title = f"{measure.label} of the tickets"
-    return Plot(f"tickets-{key}", title, draw, _direction(measure), height=70 + 27 * len(rows))
+    title = f"{measure.label} of the {run.part}s"
+    return Plot(f"{run.part}s-{key}", title, draw, height=70 + 27 * len(rows))
 
 
 def _direction(measure: Measure) -> str:
-    return {1: "More is better.", -1: "Less is better."}.get(measure.better, "")
+    return {1: " (more is better)", -1: " (less is better)"}.get(measure.better, "")
 
 
 def _row_axes(chart: Chart, measure: Measure, names: Sequence[str]) -> None:
     chart.rows(names)
-    chart.axis_names("", measure.label)
+    chart.axis_names("", f"{measure.label}{_direction(measure)}")
     chart.axes.margins(x=0.12)
     chart.axes.locator_params(axis="x", nbins=4)
     if measure.percent:
         chart.percent("x")
+    else:
+        chart.axes.xaxis.set_major_formatter("{x:g}")
 
 
 def setting_plots(groups: Sequence[Group]) -> list[Plot]:
@@ -70,22 +84,31 @@ def setting_plots(groups: Sequence[Group]) -> list[Plot]:
 
 
 def _settings(groups: Sequence[Group], key: str) -> Plot:
-    measure = MEASURES[key]
+    found = zip(groups, looks(groups, across=True), strict=True)
+    measure, known = MEASURES[key], [(one, look) for one, look in found if one.values(key)]
 
     def draw(chart: Chart) -> None:
-        _row_axes(chart, measure, [one.label for one in groups])
-        for y, one in enumerate(groups):
-            _setting(chart, measure, key, y, one)
+        _row_axes(chart, measure, [one.label for one, _ in known])
+        for y, (one, look) in enumerate(known):
+            _setting(chart, measure, key, y, one, look.colour)
 
-    text = f"Diamond: final network; dot: mean of its tickets; ring: before the cycles. {_direction(measure)}"
-    return Plot(f"settings-{key}", measure.label, draw, text, height=70 + 30 * len(groups))
+    text = f"Diamond: final network{_others([one for one, _ in known])}."
+    return Plot(f"settings-{key}", measure.label, draw, text, height=70 + 26 * len(known))
 
 
-def _setting(chart: Chart, measure: Measure, key: str, y: int, one: Group) -> None:
-    colour, final, deviation = series(y), one.mean(key), one.deviation(key)
+def _others(groups: Sequence[Group]) -> str:
+    """The marks beside the diamond that there are."""
+    parts = parts_name(one for one in groups if one.runs[0].parts)
+    dot = f"; dot: mean of its {parts}" if parts else ""
+    started = any(one.values("accuracy", "start") for one in groups)
+    return dot + ("; ring: before the cycles" if started else "")
+
+
+def _setting(chart: Chart, measure: Measure, key: str, y: int, one: Group, colour: Colour) -> None:
+    final, deviation = one.mean(key), one.deviation(key)
     for name, value, options in (
         ("before the cycles", one.mean(key, "start"), {"hollow": True}),
-        ("mean of the tickets", one.of_tickets(key), {"size": 5.0}),
+        (f"mean of the {one.runs[0].part}s", one.of_parts(key), {"size": 5.0}),
     ):
         if value is not None:
             chart.points([(value, y, f"{one.label}: {name}\n{measure.show(value)}")], colour, **options)
@@ -109,25 +132,39 @@ def cost_plots(groups: Sequence[Group]) -> list[Plot]:
 def _cost(groups: Sequence[Group], key: str, what: str) -> Plot:
     accuracy = MEASURES["accuracy"]
 
+    known = looks(groups, across=True)
+
     def draw(chart: Chart) -> None:
         chart.axis_names("Accuracy", f"FLOPs of {what}, dense = 1")
         chart.percent()
         chart.axes.margins(0.1, 0.15)
-        for place, one in enumerate(groups):
+        for one, look in zip(groups, known, strict=True):
             x, y = one.mean(key), one.mean("accuracy")
             if x is not None and y is not None:
                 tip = f"{one.label}\n{accuracy.show(y, one.deviation('accuracy'))} at {x:.3f}"
-                chart.points([(x, y, tip)], series(place), size=9)
-                chart.names += [(y, one.label, series(place))] if place < len(SERIES) else []
+                marker = "o" if one.config.get("booster") == "none" else "D"
+                chart.points([(x, y, tip)], look.colour, marker=marker)
+                chart.names += [(y, one.label, look.colour)] if _named(groups, look) else []
         chart.axes.set_xlim(left=0)
+        families = {look.family: look.colour for look in known if look.colour is not MUTED}
+        if len(groups) > len(SERIES) and "" not in families:
+            chart.key(list(families), list(families.values()))
 
-    return Plot(f"flops-{what}", f"Accuracy against FLOPs of {what}", draw)
+    boosters = {one.config.get("booster") == "none" for one in groups}
+    text = "Diamond: with a booster; dot: without." if len(boosters) > 1 else ""
+    return Plot(f"flops-{what}", f"Accuracy against FLOPs of {what}", draw, text)
+
+
+def _named(groups: Sequence[Group], look: Look) -> bool:
+    """Whether there is room for the name of each."""
+    return len(groups) <= len(SERIES) and look.colour is not MUTED
 
 
 def reliability_plots(groups: Sequence[Group]) -> list[Plot]:
     """How often a prediction is right, against how sure it is: bars for one setting, lines for several."""
     bins = [(one, reliability(one.runs)) for one in groups]
-    known = [(place, one, found) for place, (one, found) in enumerate(bins) if found]
+    found = zip(bins, looks(groups), strict=True)
+    known = [(look, one, each) for (one, each), look in found if each]
     if not known:
         return []
 
@@ -137,11 +174,14 @@ def reliability_plots(groups: Sequence[Group]) -> list[Plot]:
         chart.percent("x")
         chart.axes.set(xlim=(0, 1), ylim=(0, 1))
         chart.axes.plot([0, 1], [0, 1], color=MUTED.light, linestyle=":", linewidth=1.2, zorder=2.6)
-        for place, one, found in known:
-            (_bars if len(groups) == 1 else _line)(chart, place, one, found)
+        for look, one, each in known:
+            if len(groups) == 1:
+                _bars(chart, one, each)
+            else:
+                _line(chart, look, one, each, crowded=len(groups) > len(SERIES))
 
     text = "On the dotted line, predictions are right as often as they say."
-    text += "" if len(groups) == 1 else " Larger: more of the test data."
+    text += " Larger: more of the test data." if 1 < len(groups) <= len(SERIES) else ""
     return [Plot("reliability", "Reliability", draw, text, height=300)]
 
 
@@ -150,38 +190,56 @@ def _tip(label: str, samples: float, confidence: float, right: float) -> str:
     return f"{label}: {samples:g} samples\n{percent(right)} right, {percent(confidence)} sure"
 
 
-def _bars(chart: Chart, _: int, one: Group, bins: Sequence[tuple[float, float, float]]) -> None:
+def _bars(chart: Chart, one: Group, bins: Bins) -> None:
     for samples, confidence, right in bins:
         low, high = sorted((confidence, right))
         chart.bar(confidence, 0, right, 0.05, SERIES[0], _tip(one.label, samples, confidence, right), 0.75)
         chart.bar(confidence, low, high, 0.05, SERIES[1], _tip("gap", samples, confidence, right), 0.35)
 
 
-def _line(chart: Chart, place: int, one: Group, bins: Sequence[tuple[float, float, float]]) -> None:
-    total, colour = sum(samples for samples, *_ in bins), series(place)
-    chart.axes.plot([c for _, c, _ in bins], [r for *_, r in bins], color=colour.light, linewidth=1.2)
-    for samples, confidence, right in bins:
-        size = 4 + 8 * (samples / total) ** 0.5
-        chart.points([(confidence, right, _tip(one.label, samples, confidence, right))], colour, size=size)
-    chart.names += [(bins[-1][2], one.label, colour)] if place < len(SERIES) else []
+def _line(chart: Chart, look: Look, one: Group, bins: Bins, *, crowded: bool) -> None:
+    """Where there are many lines, points are of one size."""
+    total, colour, style = sum(samples for samples, *_ in bins), look.colour, "--" if look.plain else "-"
+    line = [c for _, c, _ in bins], [r for *_, r in bins]
+    chart.axes.plot(*line, color=colour.light, linewidth=1.2, linestyle=style)
+    points = [(c, right, _tip(one.label, n, c, right)) for n, c, right in bins]
+    if crowded:
+        chart.points(points, colour, size=5)
+    else:
+        for point, (samples, *_) in zip(points, bins, strict=True):
+            chart.points([point], colour, size=4 + 8 * (samples / total) ** 0.5)
+    chart.names += [(bins[-1][2], one.label, colour)] if colour is not MUTED else []
 
 
 def diversity_plots(groups: Sequence[Group]) -> list[Plot]:
-    """How different the tickets of a run are, by setting."""
-    known = [one for one in groups if one.values("disagreement", "diversity")]
-    return [_diversity(groups, known, key) for key in ("disagreement", "kl") if len(known) > 1]
+    """How different the tickets (heads, members) of a run are, by setting: each run, and the mean."""
+    found = zip(groups, looks(groups, across=True), strict=True)
+    known = [(one, look) for one, look in found if one.values("disagreement", "diversity")]
+    return [_diversity(known, key) for key in ("disagreement", "kl") if known]
 
 
-def _diversity(groups: Sequence[Group], known: Sequence[Group], key: str) -> Plot:
+def _diversity(known: Sequence[tuple[Group, Look]], key: str) -> Plot:
     measure = MEASURES[key]
 
     def draw(chart: Chart) -> None:
-        _row_axes(chart, measure, [one.label for one in known])
-        for y, one in enumerate(known):
-            value, deviation = one.mean(key, "diversity"), one.deviation(key, "diversity")
-            if value is not None:
-                colour = series(list(groups).index(one))
-                chart.spread(value, y, deviation, colour)
-                chart.points([(value, y, f"{one.label}\n{measure.show(value, deviation)}")], colour, size=8)
+        _row_axes(chart, measure, [one.label for one, _ in known])
+        for y, (one, look) in enumerate(known):
+            mean_, deviation = one.mean(key, "diversity"), one.deviation(key, "diversity")
+            tip = f"{one.label}\n{measure.show(mean_, deviation)}, {_runs(one)}"
+            chart.points([(mean_ or 0.0, y, tip)], look.colour, marker="D", size=8)
+            chart.points(_each(one, key, y), look.colour, hollow=True, size=4.5)
 
-    return Plot(f"diversity-{key}", f"{measure.label} of the tickets", draw, height=70 + 30 * len(known))
+    text = "Diamond: the mean; rings: each run." if any(len(one.runs) > 1 for one, _ in known) else ""
+    title = f"{measure.label} of the {parts_name(one for one, _ in known)}"
+    return Plot(f"diversity-{key}", title, draw, text, height=70 + 26 * len(known))
+
+
+def _each(one: Group, key: str, y: int) -> list[tuple[float, float, str]]:
+    """A point for each run of several, which tells its accuracy too."""
+    accuracy, points = MEASURES["accuracy"], []
+    for run in one.runs if len(one.runs) > 1 else ():
+        value = run.value(key, "diversity")
+        if value is not None:
+            told = f"{MEASURES[key].show(value)}, accuracy {accuracy.show(run.value('accuracy'))}"
+            points.append((value, float(y), f"{one.label}, seed {run.seed}\n{told}"))
+    return points

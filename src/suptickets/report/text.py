@@ -1,11 +1,13 @@
-"""The tables of a page as Markdown, and as LaTeX."""
+"""A page as Markdown for a code host, and its tables as LaTeX."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 
-from suptickets.report.document import Page, Table
+from suptickets.report.document import Block, Listing, Page, Plot, Section, Table
+from suptickets.report.measures import NO_BREAK
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -21,19 +23,78 @@ LATEX = {
     "×": r"$\times$",
     "·": r"$\cdot$",
     "σ": r"$\sigma$",
+    "β": r"$\beta$",
     "\N{MINUS SIGN}": "$-$",
     "\N{EN DASH}": "--",
     "\N{NO-BREAK SPACE}": "~",
 }
 
 
-def markdown(page: Page) -> str:
-    """A title, what the reader must know, and all tables."""
-    head = f"# {_markdown(page.title)}\n\n{_markdown(page.about)}\n"
-    head += "".join(f"\n{_markdown(note)}\n" for note in page.notes())
-    return head + "".join(
-        f"\n## {_markdown(table.title)}\n\n{_markdown_table(table)}" for table in page.tables()
-    )
+def markdown(page: Page, pictures: Mapping[str, str] | None = None, level: int = 1) -> str:
+    """A title, what the reader must know, the headline numbers, then all tables, commands and pictures.
+
+    Args:
+        page: what is told.
+        pictures: for names of plots, where their files are; other plots are left out.
+        level: of the title, where the page is a part of a longer text.
+    """
+    about = [_markdown(text) for text in (page.about, *page.notes()) if text]
+    told = [f"- **{_markdown(n.label)}:** {_markdown(f'{n.text} {n.note}'.strip())}" for n in page.numbers]
+    head = [f"{'#' * level} {_markdown(page.title)}", *about, *(["\n".join(told)] if told else [])]
+    parts = [_markdown_section(section, pictures or {}, level + 1) for section in page.sections]
+    return "\n\n".join([*head, *filter(None, parts)]) + "\n"
+
+
+def contents(pages: Mapping[str, Page]) -> str:
+    """The head of several pages in one file: a line for each, which leads there."""
+    lines = [f"- [{_markdown(page.title)}](#{name}): {_markdown(page.about)}" for name, page in pages.items()]
+    return "\n".join(["# Results", "", *lines, ""])
+
+
+def _markdown_section(section: Section, pictures: Mapping[str, str], level: int) -> str:
+    """Nothing, if the section has but plots that are not shown."""
+    blocks = [_markdown_block(block, level + 1) for block in section.blocks]
+    shown = [plot for plot in section.blocks if isinstance(plot, Plot) and plot.name in pictures]
+    first = next((n for n, block in enumerate(section.blocks) if isinstance(block, Plot)), 0)
+    blocks = list(filter(None, [*blocks[:first], _pictures(shown, pictures), *blocks[first:]]))
+    title, text = f"{'#' * level} {_markdown(section.title)}", _markdown(section.text.strip())
+    return "\n\n".join(filter(None, [title, text, *blocks])) if blocks else ""
+
+
+def _markdown_block(block: Block, level: int) -> str:
+    match block:
+        case Table():
+            return _titled_table(block, level)
+        case Listing():
+            return f"**{_markdown(block.title)}**\n\n{_fenced(block.lines)}"
+        case _:
+            return ""
+
+
+def _pictures(plots: Sequence[Plot], places: Mapping[str, str]) -> str:
+    """Side by side, as many as there is room for; their titles are in them."""
+    width = {1: "60%", 2: "48%"}.get(len(plots), "32%")
+    shown = [
+        f'<img src="{escape(places[plot.name])}" alt="{escape(plot.title)}" width="{width}">'
+        for plot in plots
+    ]
+    texts = dict.fromkeys(_markdown(plot.text) for plot in plots if plot.text)
+    return "\n\n".join(filter(None, [" ".join(texts), "\n".join(shown)]))
+
+
+def _titled_table(table: Table, level: int) -> str:
+    """A folded one is so on code hosts too."""
+    rows = _markdown_table(table).rstrip("\n")
+    if table.folded:
+        return f"<details><summary>{escape(table.title)}</summary>\n\n{rows}\n\n</details>"
+    return f"{'#' * level} {_markdown(table.title)}\n\n{rows}"
+
+
+def _fenced(lines: Sequence[str]) -> str:
+    """Lines as they are, whatever they hold."""
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}text", *lines, fence])
 
 
 def _markdown_table(table: Table) -> str:
@@ -44,8 +105,9 @@ def _markdown_table(table: Table) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Nothing in it is a mark; what starts a line elsewhere is none within one."""
-    return re.sub(r"([\\`*_\[\]#|~<>&$])", r"\\\1", text)
+    """Nothing in it is a mark; what starts a line elsewhere is none within one. Deviations stay in line."""
+    kept = re.sub(r"(?<=\d) ± (?=\d)", f"{NO_BREAK}±{NO_BREAK}", text)
+    return re.sub(r"([\\`*_\[\]#|~<>&$])", r"\\\1", kept)
 
 
 def latex(page: Page) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from suptickets.errors import SparsityError, choice
-from suptickets.report.document import Page
+from suptickets.report.document import Page, Plot
 from suptickets.report.run_page import run_page
 from suptickets.report.runs import read_runs
-from suptickets.report.text import latex, markdown
+from suptickets.report.text import contents, latex, markdown
 from suptickets.training.folder import write
 
 FORMATS = ("html", "md", "tex", "png", "svg")
@@ -41,14 +41,37 @@ def write_page(page: Page, out: str | Path, *, format: str = "html") -> list[Pat
     """Write any page: of runs, or of an experiment."""
     choice("format", format, FORMATS)
     if format in ("png", "svg"):
-        return _plots(page, Path(out), format)
+        return list(_draw(page.plots(), Path(out), format).values())
     file = Path(out) / f"report.{format}" if Path(out).is_dir() else Path(out)
+    _prepare(file)
+    return [_save(file, _text(format)(page))]
+
+
+def write_book(pages: Mapping[str, Page], file: Path) -> list[Path]:
+    """Pages as one Markdown file with pictures, for a code host; gives that file, then those of the pictures.
+
+    The plots that a page does not fold lie beside it, as `plots/NAME-PLOT.svg`.
+    """
+    _prepare(file)
+    parts, several = [], len(pages) > 1
+    drawn: list[Path] = []
+    for name, page in pages.items():
+        files = _draw(page.unfolded(), file.parent / "plots", "svg", f"{name}-")
+        places = {plot: f"plots/{path.name}" for plot, path in files.items()}
+        drawn += files.values()
+        parts.append(f'<a id="{name}"></a>\n\n' * several + markdown(page, places, 1 + several))
+    return [_save(file, "\n".join([*([contents(pages)] if several else []), *parts])), *drawn]
+
+
+def _prepare(file: Path) -> None:
     if file.exists() and not file.is_file():
         raise SparsityError(f"cannot write {file}: it is no plain file, choose another --out")
     _make(file.parent)
-    text = _text(format)(page)
+
+
+def _save(file: Path, text: str) -> Path:
     write(file, lambda path: path.write_text(text, encoding="utf-8"))
-    return [file]
+    return file
 
 
 def _text(format: str) -> Callable[[Page], str]:
@@ -59,15 +82,15 @@ def _text(format: str) -> Callable[[Page], str]:
     return {"md": markdown, "tex": latex}[format]
 
 
-def _plots(page: Page, folder: Path, kind: str) -> list[Path]:
+def _draw(plots: Sequence[Plot], folder: Path, kind: str, prefix: str = "") -> dict[str, Path]:
+    """A file for each, by its name."""
     from suptickets.report.chart import drawn
 
     _make(folder)
-    files = []
-    for plot in page.plots():
-        files.append(folder / f"{plot.name}.{kind}")
+    files = {plot.name: folder / f"{prefix}{plot.name}.{kind}" for plot in plots}
+    for plot in plots:
         with drawn(plot) as chart:
-            write(files[-1], partial(chart.save, kind=kind, title=plot.title))
+            write(files[plot.name], partial(chart.save, kind=kind, title=plot.title))
     return files
 
 

@@ -22,6 +22,7 @@ from suptickets.errors import SparsityError
 from suptickets.measure.flops import flops
 from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
 from suptickets.models import MODELS, build_model
+from suptickets.network import SparseNetwork
 from suptickets.schedules import Schedule, step_drops
 from suptickets.training.settings import Settings
 
@@ -99,6 +100,21 @@ def check_model(name: str) -> None:
         build_model(name, 1)
 
 
+def check_members(settings: Settings, data: Data, world: int) -> None:
+    """Refuse members of BatchEnsemble that would have fewer than two samples of a batch of a process."""
+    if settings.booster != "batch-ensemble":
+        return
+    last = data.train_size % settings.batch_size or settings.batch_size
+    which = "a batch" if last == settings.batch_size else "the last batch of an epoch"
+    most = last // world // 2
+    if settings.members > most:
+        fewer = f"at most {most} --members, or " if most else ""
+        raise SparsityError(
+            f"each of {settings.members} members needs two samples of every batch, but {which} has {last}"
+            f"{f' for {world} processes' if world > 1 else ''}: use {fewer}another --batch-size"
+        )
+
+
 def method(settings: Settings, steps: int, backward: Callable[[nn.Module], None]) -> Method:
     """The sparse training method, for epochs of so many steps; `backward` is what SNIP measures by."""
     kind = METHODS[settings.method]
@@ -126,10 +142,20 @@ def method(settings: Settings, steps: int, backward: Callable[[nn.Module], None]
     return built
 
 
-def _pruned_once(settings: Settings, steps: int) -> Method:
+class PrunedOnce(GMP):
     """SWA's first baseline: all connections live until the cycles, then the largest magnitudes do."""
+
+    told: Callable[[], None] | None = None  # called just before, while the network is dense
+
+    def _prune(self, network: SparseNetwork, step: int) -> None:
+        if self.told is not None:
+            self.told()
+        super()._prune(network, step)
+
+
+def _pruned_once(settings: Settings, steps: int) -> Method:
     end = normal(settings, steps)
-    return GMP(settings.sparsity, interval=end, prune_end=end, total_steps=end)
+    return PrunedOnce(settings.sparsity, interval=end, prune_end=end, total_steps=end)
 
 
 def _check_ready(settings: Settings, built: Method, steps: int) -> None:

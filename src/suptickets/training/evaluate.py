@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from suptickets.baselines import Members
-from suptickets.data import load_data
-from suptickets.errors import SparsityError
+from suptickets.data import Data, load_data
+from suptickets.errors import SparsityError, reason
 from suptickets.layers import choose
+from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
-from suptickets.measure.sparsity import sparsity
+from suptickets.measure.sparsity import ModelSparsity, sparsity
 from suptickets.training import build, saved
 from suptickets.training.panel import Panel, details
 from suptickets.training.processes import connect
@@ -32,15 +33,17 @@ def evaluate(
     device: str = "auto",
     *,
     tickets: bool = False,
+    model: str | None = None,
 ) -> dict[str, Any]:
-    """Scores, calibration and sparsity of a network; of several, also how different they are, and together.
+    """Scores, calibration, sparsity and FLOPs of a network; of several, also how different, and together.
 
-    A path is a run's folder (with `tickets`: its single tickets) or a ticket file.
+    A path is a run's folder (with `tickets`: its single tickets) or a ticket file. `model` is the function
+    that makes networks which are not the library's own: the one that a file names is not imported.
     """
     read = saved.singles if tickets else lambda path: [saved.result(path)]
-    found = [one for path in paths for one in read(path)]
+    found = [one.named(model) for path in paths for one in read(path)]
     name = data or _common([one.settings.data for one in found])
-    source = load_data(name, data_dir or found[0].settings.data_dir)
+    source = _data(name, data_dir or found[0].settings.data_dir)
     where = connect(device).device
     models = [one.load(source, where) for one in found]
     predict = _members(found[0], models[0], where) if len(found) == 1 else _each(found, models, where)
@@ -53,15 +56,24 @@ def evaluate(
     if len(found) == 1:
         tally = panel.ensemble if isinstance(models[0], Members) else panel.each[0]
         _judge(found[0], tally, name)
-        return {**_network(found[0], models[0], tally), "diversity": panel.difference()}
+        return {**_network(found[0], models[0], tally, source), "diversity": panel.difference()}
     return {
         "networks": [
-            {"path": str(one.path), **_network(one, model, tally)}
-            for one, model, tally in zip(found, models, panel.each, strict=True)
+            {"path": str(one.path), **_network(one, network, tally, source)}
+            for one, network, tally in zip(found, models, panel.each, strict=True)
         ],
         "diversity": panel.difference(),
         "ensemble": {**panel.ensemble.scores().as_dict(), **details(panel.ensemble)},
     }
+
+
+def _data(name: str, folder: str | None) -> Data:
+    try:
+        return load_data(name, folder)
+    except SparsityError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # a folder that no folder can be called
+        raise SparsityError(f"cannot read {name} from {folder!r}: {reason(error)}") from error
 
 
 def _common(names: Sequence[str]) -> str:
@@ -100,14 +112,19 @@ def _in_precision(
     return predict
 
 
-def _network(one: Saved, model: nn.Module, tally: Tally) -> dict[str, Any]:
+def _network(one: Saved, model: nn.Module, tally: Tally, data: Data) -> dict[str, Any]:
+    """What is told of a network; of several that predict together, non-zeros are those of one (the mean)."""
     trained = {candidate.name for candidate in choose(model)}
     layers = {name: layer for name, layer in sparsity(model).layers.items() if name in trained}
+    counted = ModelSparsity(layers)
+    living = _living(one, counted)
     return {
         **tally.scores().as_dict(),
-        "sparsity": 1 - one.about["nonzero"] / one.about["parameters"],
-        "nonzero": one.about["nonzero"],
+        "sparsity": 1 - len(one.files) * living / counted.parameters,
+        "nonzero": living,
         **details(tally),
+        **_forward(one, model, data),
+        "explored": one.explored,
         "layers": [
             {"name": n, "shape": list(w.shape), "size": w.size, "nonzero": w.nonzero, "sparsity": w.sparsity}
             for n, w in layers.items()
@@ -115,9 +132,26 @@ def _network(one: Saved, model: nn.Module, tally: Tally) -> dict[str, Any]:
     }
 
 
+def _living(one: Saved, counted: ModelSparsity) -> int:
+    """Living connections, as the run counted them: some may hold 0. What cannot be is counted instead."""
+    nonzero, parameters = counted.nonzero / len(one.files), counted.parameters / len(one.files)
+    told = int(one.about["nonzero"])
+    return told if nonzero <= told <= parameters == one.about["parameters"] else round(nonzero)
+
+
+def _forward(one: Saved, model: nn.Module, data: Data) -> dict[str, Any]:
+    """FLOPs of a prediction, and as a share of the plain dense network of full width."""
+    example = next(model.parameters()).new_zeros(1, *data.shape)
+    counted, networks = flops(model, example), len(one.files)
+    dense = counted.dense // networks
+    plain = round(dense / build.relative(one.settings, data, dense))
+    ratio = counted.sparse / plain if plain else 1.0
+    return {"forward_flops_dense": plain, "forward_flops": counted.sparse, "test_flops_ratio": ratio}
+
+
 def _judge(one: Saved, tally: Tally, data: str) -> None:
     """Say so if superposing did not help, on the data of the run."""
     known = data == one.settings.data and one.settings.booster in SUPERPOSING
-    worse = verdict(tally.scores().as_dict(), one.about.get("tickets", []) if known else [])
+    worse = verdict(tally.scores().as_dict(), one.tickets if known else [], one.settings.booster)
     if worse is not None:
         print_plain(worse)

@@ -7,6 +7,7 @@ good one. Nothing in it is pickled code.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, reason
 from suptickets.training.settings import Settings, build, read_config, read_mapping
 
 
@@ -49,9 +50,20 @@ class RunFolder:
         """The files of the single tickets that were kept, in order."""
         return list(takewhile(Path.exists, map(self.single, count(1))))
 
+    def all_singles(self, expected: int) -> list[Path]:
+        """The files of all single tickets of a run that kept so many; refuses when some are gone."""
+        found = self.singles()[:expected]
+        if len(found) < expected:
+            there = len(list(self.single(1).parent.glob("ticket-*.safetensors")))
+            raise SparsityError(
+                f"{self.path} kept {expected} tickets, of which {min(there, expected - 1)} are there: bring "
+                "back the others, or train again with --force"
+            )
+        return found
+
     def settings(self) -> Settings | None:
         """The settings of the run that the folder holds, if it holds one."""
-        return build(read_config(self.config)) if self.config.exists() else None
+        return settings_from(read_config(self.config), self.config) if self.config.exists() else None
 
     def look(self, settings: Settings, *, force: bool = False) -> dict[str, Any] | None:
         """The result of this run, if it is done; refuses a folder that holds another run."""
@@ -75,7 +87,7 @@ class RunFolder:
         if force:
             self._forget()
             RunFolder(self.teachers)._forget()
-        write(self.config, lambda path: path.write_text(json.dumps(settings.as_dict(), indent=2) + "\n"))
+        write(self.config, lambda path: path.write_text(to_json(settings.as_dict(), indent=2) + "\n"))
 
     def _forget(self) -> None:
         own = (self.summary, self.ticket, self.checkpoint, self.metrics, self.config, self.report)
@@ -94,10 +106,8 @@ class RunFolder:
             state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as error:
             code = isinstance(error, pickle.UnpicklingError)
-            reason = "it is damaged, or holds more than tensors and plain values" if code else _line(error)
-            raise SparsityError(
-                f"cannot read {self.checkpoint} ({reason}): start over with --force"
-            ) from error
+            why = "it is damaged, or holds more than tensors and plain values" if code else reason(error)
+            raise SparsityError(f"cannot read {self.checkpoint} ({why}): start over with --force") from error
         return state
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -105,7 +115,7 @@ class RunFolder:
         try:
             file = os.open(self.metrics, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                os.write(file, f"{json.dumps(line)}\n".encode())
+                os.write(file, f"{to_json(line)}\n".encode())
             finally:
                 os.close(file)
         except OSError as error:
@@ -125,16 +135,37 @@ class RunFolder:
         file = self.ticket if number is None else self.single(number)
         file.parent.mkdir(exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
-        metadata = {"suptickets": json.dumps(about)}
+        metadata = {"suptickets": to_json(about)}
         write(file, lambda path: save_file(unshared(tensors), path, metadata))
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """The result; a folder that has one is done."""
-        write(self.summary, lambda path: path.write_text(json.dumps(summary, indent=2) + "\n"))
+        write(self.summary, lambda path: path.write_text(to_json(summary, indent=2) + "\n"))
 
     def load_summary(self) -> dict[str, Any] | None:
         """The result, if the run is done."""
         return read_mapping(self.summary) if self.summary.exists() else None
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as its standard has it: a number that does not exist, or is infinite, is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
+    """The settings of a run that were read from a file."""
+    try:
+        return build(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SparsityError(f"{source} holds no settings of a run: {reason(error)}") from error
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
@@ -148,7 +179,7 @@ def write(path: Path, writer: Callable[[Path], Any]) -> None:
     except (OSError, RuntimeError, SafetensorError) as error:
         part.unlink(missing_ok=True)
         raise TrainingError(
-            f"cannot write {path} ({_line(error)}): what was there before is unchanged"
+            f"cannot write {path} ({reason(error)}): what was there before is unchanged"
         ) from error
 
 
@@ -167,10 +198,11 @@ def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A ticket file: tensors, and what was saved about them."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = dict(json.loads((file.metadata() or {}).get("suptickets", "{}")))
+            text = (file.metadata() or {}).get("suptickets", "{}")
+            about = dict(json.loads(text, parse_constant=lambda name: None))  # NaN of older versions
             return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
     except Exception as error:
-        raise SparsityError(f"cannot read a ticket from {path}: {_line(error)}") from error
+        raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
 
 
 def _epoch(line: str) -> float:
@@ -179,8 +211,3 @@ def _epoch(line: str) -> float:
         return float(json.loads(line)["epoch"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-def _line(error: Exception) -> str:
-    """What an error says, in one line."""
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -17,7 +17,7 @@ from suptickets.baselines import Members
 from suptickets.data import Data
 from suptickets.errors import SparsityError
 from suptickets.measure.predictions import Scores, Tally
-from suptickets.training import teaching
+from suptickets.training import build, teaching
 from suptickets.training.evaluate import TEST_BATCH
 from suptickets.training.fast import FastStep
 from suptickets.training.folder import RunFolder, TrainingError
@@ -48,6 +48,9 @@ class Trainer(Parts):
         if settings.teachers:
             self._learn_from(teaching.given(settings), 0.0)
         self.start: Scores | None = None
+        self.before_pruning: Scores | None = None  # of a network that is pruned before the cycles
+        if isinstance(self.network.method, build.PrunedOnce):
+            self.network.method.told = self._score_dense
         self.scores: list[Scores] = []
         self.saved: int | None = None  # the step of the last checkpoint
         self.last = math.nan, math.nan  # loss and accuracy of training when they were last read
@@ -98,6 +101,10 @@ class Trainer(Parts):
             self.meter.reset()
         self.model.train()
         return done
+
+    def _score_dense(self) -> None:
+        """Evaluate the network before it is pruned."""
+        self.before_pruning = self.evaluate(self.model)
 
     def _score_ticket(self) -> None:
         """Evaluate a ticket when it is collected."""
@@ -228,6 +235,7 @@ class Trainer(Parts):
                 n: _packed(lived, alive[n].rows()) for n, lived in self.explored.state_dict().items()
             },
             "start": None if self.start is None else self.start.as_dict(),
+            "before_pruning": None if self.before_pruning is None else self.before_pruning.as_dict(),
             "scores": [scores.as_dict() for scores in self.scores],
             "meter": p.gather(self.meter.values()),
             "rng": p.gather(torch.get_rng_state()),
@@ -245,6 +253,8 @@ class Trainer(Parts):
         lived = {name: _unpacked(bits, weights[name].size) for name, bits in state["explored"].items()}
         self.explored.load_state_dict(lived)
         self.start = None if state["start"] is None else Scores(**state["start"])
+        before = state.get("before_pruning")  # checkpoints of older versions have none
+        self.before_pruning = None if before is None else Scores(**before)
         self.scores = [Scores(**scores) for scores in state["scores"]]
         rank, meters = self.processes.rank, state["meter"]
         if len(meters) == self.processes.world:

@@ -45,6 +45,7 @@ class Parts:
         self.settings, self.data, self.processes = settings, data, processes
         device, self.precision = processes.device, build.precision(settings, processes.device)
         self.dtype = build.DTYPES[self.precision]
+        build.check_members(settings, data, processes.world)
         self.steps = data.steps(settings.batch_size)
         self.model = build.model(settings, data).to(device, self.dtype)
         if device.type == "cuda":

@@ -96,18 +96,29 @@ def score_table(networks: Mapping[str, Mapping[str, Any]]) -> Table:
     for name in ("", "accuracy", "NLL", "ECE", "sparsity"):
         table.add_column(name, justify="left" if not name else "right", overflow="fold")
     for name, scores in networks.items():
-        sparsity = f"{scores['sparsity']:.2%}" if "sparsity" in scores else ""
-        table.add_row(
-            name, f"{scores['accuracy']:.2%}", f"{scores['nll']:.4f}", f"{scores['ece']:.2%}", sparsity
-        )
+        formats = {"accuracy": ".2%", "nll": ".4f", "ece": ".2%", "sparsity": ".2%"}
+        table.add_row(name, *(_number(scores.get(key), form) for key, form in formats.items()))
     return table
 
 
+def _number(value: float | None, form: str) -> str:
+    """Nothing for a number that does not exist."""
+    return "" if value is None else format(value, form)
+
+
 def result_table(summary: Mapping[str, Any]) -> Table:
-    """The network before the cycles, every ticket, and what came of them; without cycles, the network."""
-    tickets = summary["tickets"]
-    rows = [("before the cycles", summary["start"])] if summary["start"] else []
-    rows += [(f"ticket {n}", ticket) for n, ticket in enumerate(tickets, 1)]
-    rows += [(name, summary[name]) for name in ("superposed", "ensemble") if summary[name]]
-    rows += [] if tickets else [("final network", summary)]
-    return score_table({name: {"sparsity": summary["sparsity"], **scores} for name, scores in rows})
+    """The network before the cycles, every ticket, and what came of them; else the network, or its members.
+
+    Summaries of older versions have neither `before_pruning` nor `members`.
+    """
+    dense, tickets, members = summary.get("before_pruning"), summary["tickets"], summary.get("members", ())
+    ticket, superposed = ("cycle", "average") if summary["booster"] == "swa" else ("ticket", "superposed")
+    member = "head" if summary["booster"] == "tree-net" else "member"
+    rows = [("before pruning", dense and {**dense, "sparsity": 0.0})]
+    rows += [("before the cycles", summary["start"])]
+    rows += [(f"{ticket} {n}", scores) for n, scores in enumerate(tickets, 1)]
+    rows += [(f"{member} {n}", scores) for n, scores in enumerate(members, 1)]
+    rows += [(superposed, summary["superposed"]), ("ensemble", summary["ensemble"])]
+    rows += [] if tickets else [("together" if members else "final network", summary)]
+    shown = {name: scores for name, scores in rows if scores}
+    return score_table({name: {"sparsity": summary["sparsity"], **scores} for name, scores in shown.items()})

@@ -1,9 +1,13 @@
-"""Networks that runs have left behind: final ones, single tickets, and what ensembles predict with."""
+"""Networks that runs have left behind: final ones, single tickets, and what ensembles predict with.
+
+A file may come from anywhere: what it says is checked before it is used, and code that it names is not run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +16,45 @@ from torch import Tensor, nn
 
 from suptickets.baselines import Ensemble
 from suptickets.data import Data
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, fraction, whole
 from suptickets.training import build
-from suptickets.training.folder import RunFolder, read_ticket
+from suptickets.training.folder import RunFolder, read_ticket, settings_from
 from suptickets.training.settings import PREDICTION_ENSEMBLES, Settings
-from suptickets.training.settings import build as settings_from
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A predictor in files: one network, or several whose predictions are averaged."""
+    """A predictor in files: one network, or several whose predictions are averaged.
+
+    Attributes:
+        path: the run's folder, or the file.
+        files: of the networks.
+        states: their tensors.
+        about: what the first file says of itself.
+        settings: of the run that wrote it.
+        explored: the share of the weights that ever lived, where the run's folder knows it.
+    """
 
     path: Path
     files: Sequence[Path]
     states: Sequence[dict[str, Tensor]]
     about: dict[str, Any]
     settings: Settings
+    explored: float | None = None
+
+    def named(self, model: str | None) -> Saved:
+        """With the user's `package.module:function` in the place of the file's, which is not imported.
+
+        A model of the library, known by its name alone, stays what it is.
+        """
+        if ":" not in self.settings.model:
+            return self
+        if model is None or ":" not in model:
+            raise SparsityError(
+                f"{self.path} asks to import and call {self.settings.model!r}: if you trust that code, say "
+                "--model package.module:function"
+            )
+        return replace(self, settings=replace(self.settings, model=model))
 
     def load(self, data: Data, device: torch.device) -> nn.Module:
         """The network, for these data, in evaluation mode."""
@@ -36,11 +63,13 @@ class Saved:
 
     def _load(self, number: int, data: Data, device: torch.device) -> nn.Module:
         precision = build.precision(self.settings, device)
-        model = build.model(self.settings, data).to(device, build.DTYPES[precision]).eval()
         try:
+            model = build.model(self.settings, data).to(device, build.DTYPES[precision]).eval()
             model.load_state_dict(self.states[number])
-        except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip()
+        except SparsityError:
+            raise
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
             raise SparsityError(
                 f"{self.files[number]} does not fit {self.settings.model} on {data.name}: {reason}"
             ) from error
@@ -51,25 +80,40 @@ class Saved:
         """Whether it is the several networks of a run."""
         return len(self.files) > 1
 
+    @property
+    def tickets(self) -> list[dict[str, float]]:
+        """The scores of the tickets that were superposed; none, if one of them has no number."""
+        scores = self.about.get("tickets", [])
+        return scores if all(value is not None for one in scores for value in one.values()) else []
+
 
 def result(path: Path) -> Saved:
     """What a run ends with: its final network, or the tickets whose predictions it averages; or a file."""
     if not path.is_dir():
         return _read(path, [path])
     folder = RunFolder(path)
-    settings = folder.settings()
-    together = settings is not None and settings.booster in PREDICTION_ENSEMBLES
-    return _read(path, folder.singles() if together and folder.ticket.exists() else [folder.ticket])
+    final = replace(_read(path, [folder.ticket]), explored=_explored(folder))
+    if final.settings.booster not in PREDICTION_ENSEMBLES:
+        return final
+    return replace(_read(path, folder.all_singles(final.settings.cycles)), explored=final.explored)
 
 
 def singles(path: Path) -> list[Saved]:
     """The single tickets of a run; or a file."""
     if not path.is_dir():
         return [_read(path, [path])]
-    files = RunFolder(path).singles()
+    folder = RunFolder(path)
+    settings = folder.settings()
+    files = folder.singles() if settings is None else folder.all_singles(settings.cycles * settings.keeps)
     if not files:
         raise SparsityError(f"{path} has no single tickets: train with --keep-tickets")
     return [_read(file, [file]) for file in files]
+
+
+def _explored(folder: RunFolder) -> float | None:
+    """As the run's summary has it, if it does."""
+    rate = (folder.load_summary() or {}).get("explored")
+    return None if rate is None else fraction(f"explored in {folder.summary}", rate, one=True)
 
 
 def _read(path: Path, files: Sequence[Path]) -> Saved:
@@ -79,9 +123,40 @@ def _read(path: Path, files: Sequence[Path]) -> Saved:
                 f"there is no ticket at {file}: give a finished run's folder, or a ticket file"
             )
     states, abouts = zip(*(read_ticket(file) for file in files), strict=True)
-    about = abouts[0]
+    settings = _settings(files[0], abouts[0])
+    for file, state in zip(files, states, strict=True):
+        _check(file, state, settings)
+    return Saved(path, files, states, abouts[0], settings)
+
+
+def _settings(file: Path, about: Mapping[str, Any]) -> Settings:
+    """Those that a file tells, when all else that it tells makes sense too."""
     if not {"settings", "nonzero", "parameters"} <= about.keys() or not isinstance(about["settings"], dict):
-        raise SparsityError(
-            f"{files[0]} does not say which model it is: it was not written by suptickets train"
-        )
-    return Saved(path, files, states, about, settings_from(about["settings"]))
+        raise SparsityError(f"{file} does not say which model it is: it was not written by suptickets train")
+    total = whole(f"parameters in {file}", about["parameters"])
+    if whole(f"nonzero in {file}", about["nonzero"], 0) > total:
+        raise SparsityError(f"{file} says that more weights are not zero than there are: it is damaged")
+    tickets = about.get("tickets", [])
+    if not isinstance(tickets, list) or not all(_scores(one) for one in tickets):
+        raise SparsityError(f"{file} has no scores where those of its tickets should be: it is damaged")
+    return settings_from(about["settings"], file)
+
+
+def _scores(value: Any) -> bool:
+    """Whether these are scores: numbers, or None for those that do not exist."""
+    known = isinstance(value, dict) and {"accuracy", "nll"} <= value.keys()
+    return known and all(one is None or _number(one) for one in value.values())
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, float | int) and abs(value) < sys.float_info.max
+
+
+def _check(file: Path, state: Mapping[str, Tensor], settings: Settings) -> None:
+    """Refuse tensors with which nothing can be predicted, and settings that they cannot come from."""
+    for name, tensor in state.items():
+        if tensor.is_complex() or not bool(torch.isfinite(tensor.double()).all()):
+            raise SparsityError(f"{name} in {file} has numbers that are not finite: the network is no good")
+    most = max([len(state), *(len(tensor) for tensor in state.values() if tensor.dim())])
+    if settings.members > most:
+        raise SparsityError(f"{file} says that it has {settings.members} members, but is too small for that")

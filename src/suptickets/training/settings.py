@@ -19,26 +19,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from suptickets.criteria import grow_criterion, prune_criterion
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
 from suptickets.errors import SparsityError, fraction, unknown
 from suptickets.methods import METHODS
 from suptickets.schedules import CYCLES
 from suptickets.superpose import RULES
+from suptickets.training import boosters
+from suptickets.training.boosters import BOOSTERS, CYCLIC, PREDICTION_ENSEMBLES
 
-BOOSTERS = {
-    "none": "the sparse method alone",
-    "sup-tickets": "superpose the cheap tickets of the last cycles into one network",
-    "swa": "average the weights along a saw-tooth; connections stay (dense: pruned before it)",
-    "ensemble": "keep the tickets of the last cycles and average their predictions",
-    "distillation": "the tickets of a first run teach a sparse student in a second one",
-    "free-tickets": "long cycles, the predictions of their tickets averaged",
-    "tree-net": "one trunk with several heads, their predictions averaged",
-    "batch-ensemble": "members that share each weight up to factors, their predictions averaged",
-}
-CYCLIC = ("sup-tickets", "swa", "ensemble", "free-tickets")  # those that end in cycles
-PREDICTION_ENSEMBLES = ("ensemble", "free-tickets")  # those whose result is the tickets together
+__all__ = ["BOOSTERS", "CYCLIC", "PREDICTION_ENSEMBLES", "Settings", "build", "flag", "option"]
+__all__ += ["read_config", "read_mapping", "recipes", "resolve"]
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data": tuple(DATA),
     "method": tuple(METHODS),
@@ -143,34 +135,7 @@ class Settings:
         for name, least in _AT_LEAST.items():
             if not least <= getattr(self, name) < float("inf"):
                 raise SparsityError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
-        self._check_booster()
-
-    def _check_booster(self) -> None:
-        """Refuse what does not go with the booster."""
-        makes_teachers = self.booster == "distillation" and not self.teachers
-        if (self.cyclic or makes_teachers) and self.cycles * self.cycle_epochs >= self.epochs:
-            needed = int(self.cycles * self.cycle_epochs) + 1
-            raise SparsityError(
-                f"{self.epochs} epochs are too few for {self.cycles} cycles of {self.cycle_epochs:g}: use at "
-                f"least {needed} epochs, fewer cycles, or --booster none"
-            )
-        if self.booster == "swa" and self.explore_rate:
-            raise SparsityError(
-                "swa does not explore in its cycles: use --explore-rate 0, or --booster sup-tickets with "
-                "--schedule swa"
-            )
-        if self.teachers and self.booster != "distillation":
-            raise SparsityError("--teachers need a student: use --booster distillation")
-        if len(self.criteria) not in (0, 1, self.cycles):
-            raise SparsityError(
-                f"--criteria takes one prune:grow for all cycles or one for each of the {self.cycles}, not "
-                f"{len(self.criteria)}"
-            )
-        for pair in self.criteria:
-            prune, colon, grow = pair.partition(":")
-            if not colon:
-                raise SparsityError(f"--criteria takes prune:grow, such as magnitude:gradient, not {pair!r}")
-            prune_criterion(prune), grow_criterion(grow)
+        boosters.check(self)
 
     @property
     def cyclic(self) -> bool:
@@ -188,7 +153,7 @@ class Settings:
         return 0.0 if self.method == "dense" and self.booster != "swa" else self.sparsity
 
     def command(self) -> str:
-        """A command line for these settings: the recipe, and what differs from it."""
+        """A command line for these settings: the recipe, and what differs from it and has an effect."""
         given = {key: value for key, value in self.as_dict().items() if value is not None}
         named = {"recipe": self.recipe, "booster": self.booster}
         default = {f.name: f.default for f in dataclasses.fields(self)}
@@ -196,7 +161,8 @@ class Settings:
         default |= {key: _values(named)[key] for key in _BASE}
         default |= {"booster": "sup-tickets", "recipe": None}
         default |= {"recipe": "digits"} if _recipe_for(self.data) == "digits" else {}
-        shown = [key for key in given if key not in _UNSAID and not _alike(given[key], default[key])]
+        unsaid = {*_UNSAID, *boosters.idle(self)}
+        shown = [key for key in given if key not in unsaid and not _alike(given[key], default[key])]
         words = [word for key in shown for word in _words(key, given[key])]
         return shlex.join(["suptickets", "train", *words])
 
@@ -246,8 +212,16 @@ def recipes() -> dict[str, dict[str, Any]]:
 
 
 def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Settings:
-    """Settings from flags, over a file, over what the booster asks for, over a recipe."""
-    return build(_values({**(read_config(config) if config else {}), **flags}))
+    """Settings from flags, over a file, over what the booster asks for, over a recipe.
+
+    A flag that has no effect is refused. A file may say more than is used: a run's `config.json` says all.
+    """
+    settings = build(_values({**(read_config(config) if config else {}), **flags}))
+    for name, why in boosters.idle(settings).items():
+        if name in flags:
+            given, *_ = _words(name, getattr(settings, name))
+            raise SparsityError(f"{given} does nothing, for {why}")
+    return settings
 
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,26 +235,10 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asked_by_booster(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a booster needs otherwise than the recipe has it.
-
-    FreeTickets' published settings for CIFAR, as shares: 450 epochs where others have 250, a third of them at
-    the first rate, then cycles, each half at a tenth of it and half at a hundredth.
-    """
-    booster = given.get("booster")
-    if booster == "swa":
-        return {"schedule": "swa", "explore_rate": 0.0}
-    if booster in ("tree-net", "batch-ensemble"):
-        return {"members": 3 if booster == "tree-net" else 4}
-    if booster != "free-tickets":
-        return {}
+    """What a booster needs otherwise than the recipe has it."""
     hints = get_type_hints(Settings)
     epochs, cycles, lr = (_typed(name, values[name], hints[name]) for name in _BASE)
-    epochs = epochs if "epochs" in given else round(1.8 * epochs)
-    return {
-        **{"epochs": epochs, "cycle_epochs": epochs * 2 / 3 / max(cycles, 1)},
-        **{"milestones": [], "lr_low": lr / 100, "lr_high": lr / 10},
-        **{"schedule": "steps", "explore_rate": 0.8, "explore_at": "end"},
-    }
+    return boosters.asked(given.get("booster"), epochs, cycles, lr, longer="epochs" not in given)
 
 
 def _recipe_for(data: str) -> str:

@@ -63,6 +63,7 @@ def _found(settings: Settings, paths: list[Path]) -> list[Saved]:
     for path in paths:
         single = not path.is_dir() or bool(RunFolder(path).singles())
         found += saved.singles(path) if single else [saved.result(path)]
+    found = [one.named(settings.model) for one in found]  # a file's own function is not imported
     strangers = {one.settings.data for one in found} - {settings.data}
     if strangers:
         raise SparsityError(f"the teachers know {', '.join(sorted(strangers))}, not {settings.data}")

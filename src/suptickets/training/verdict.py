@@ -1,27 +1,39 @@
-"""Whether superposing helped on the data at hand, and what is usually wrong when it did not."""
+"""Whether averaging weights helped on the data at hand, and what is usually wrong when it did not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-SUPERPOSING = ("sup-tickets", "swa")  # the boosters whose result is the superposed ticket
-CAUSES = (
-    "the usual causes: cycles too short to recover from the exploration (--cycle-epochs), a restart rate "
-    "that leaves the basin (--lr-high), too few steps before the cycles"
-)
+SUPERPOSING = ("sup-tickets", "swa")  # the boosters whose result is an average of weights
+_BASIN = "a restart rate that leaves the basin (--lr-high), too few steps before the cycles"
+# What is worse than what, and why: swa has no exploration to recover from.
+_WORDS = {
+    "sup-tickets": (
+        "the superposed ticket is worse than the mean of its tickets",
+        f"cycles too short to recover from the exploration (--cycle-epochs), {_BASIN}",
+    ),
+    "swa": (
+        "the average is worse than the mean of the networks that it averages",
+        f"cycles too short to come down from their rate, or from the pruning of a dense network "
+        f"(--cycle-epochs), {_BASIN}",
+    ),
+}
 
 
-def verdict(superposed: Mapping[str, float], tickets: Sequence[Mapping[str, float]]) -> str | None:
-    """A line if the superposed ticket is worse than the mean of its tickets, in accuracy or in NLL."""
-    if not tickets:
+def verdict(
+    average: Mapping[str, float], tickets: Sequence[Mapping[str, float]], booster: str = "sup-tickets"
+) -> str | None:
+    """A line if the average is worse than the mean of what it averages, in accuracy or in NLL."""
+    if not tickets or any(one[key] is None for one in (average, *tickets) for key in ("accuracy", "nll")):
         return None
     accuracy, nll = (mean(ticket[key] for ticket in tickets) for key in ("accuracy", "nll"))
     worse = []
-    if superposed["accuracy"] < accuracy:
-        worse.append(f"accuracy {superposed['accuracy']:.2%} against {accuracy:.2%}")
-    if superposed["nll"] > nll:
-        worse.append(f"NLL {superposed['nll']:.4f} against {nll:.4f}")
+    if average["accuracy"] < accuracy:
+        worse.append(f"accuracy {average['accuracy']:.2%} against {accuracy:.2%}")
+    if average["nll"] > nll:
+        worse.append(f"NLL {average['nll']:.4f} against {nll:.4f}")
     if not worse:
         return None
-    return f"the superposed ticket is worse than the mean of its tickets ({', '.join(worse)}); {CAUSES}"
+    what, causes = _WORDS[booster]
+    return f"{what} ({', '.join(worse)}); the usual causes: {causes}"

@@ -1,0 +1,329 @@
+"""What a process does at a time: grow a trunk with its branches, or compare the networks of several seeds.
+
+What is done is known from the store alone. Work is done under a lock, so that two runners on one store never
+do the same; the kernel releases it when a process dies, however and wherever. A process that its runner has
+left behind writes a checkpoint and ends; the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from suptickets.data import load_data, read_once
+from suptickets.errors import SparsityError, reason
+from suptickets.experiments.averages import TRUNK, Finished, located, together
+from suptickets.experiments.estimate import SECONDS
+from suptickets.experiments.plan import Branch, Mode, Reading, Task, pruned_at_fork, run_of, together_key
+from suptickets.experiments.provenance import provenance, revision
+from suptickets.experiments.store import Results, Store, held
+from suptickets.training.folder import RunFolder, write
+from suptickets.training.loop import Trainer
+from suptickets.training.processes import connect
+from suptickets.training.progress import print_plain
+from suptickets.training.settings import Settings
+from suptickets.training.stop import Interrupted, asked_to_stop
+from suptickets.training.train import default_folder, train
+
+LOOK = 0.25  # seconds between two looks at the runner
+GRACE = 5.0  # seconds to write a checkpoint in, when it is gone
+
+Pause = Callable[[], None]  # raises `Interrupted` if the process was asked to stop
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to do once, where runs and results go, and the command that asked; called in a process.
+
+    Attributes:
+        jobs: how many share the machine.
+        runner: a lock that the runner holds while it lives.
+    """
+
+    mode: Mode
+    out: str
+    data_dir: str | None
+    command: str
+    jobs: int = field(default=1, kw_only=True)
+    runner: str | None = field(default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """What has begun comes first, then what takes longest."""
+        raise NotImplementedError
+
+    def left(self) -> bool:
+        """Whether something of it is not in the store yet."""
+        raise NotImplementedError
+
+    def do(self, pause: Pause) -> None:
+        """Do what is left."""
+        raise NotImplementedError
+
+    @property
+    def lock(self) -> Path:
+        """Who holds it does the job."""
+        return self.place / f"{self.name}.lock"
+
+    @property
+    def place(self) -> Path:
+        """Where the runs are: those of their own apart from forks."""
+        return Path(self.out) / "runs" / ("separate" if self.mode.separate else "forked")
+
+    def __call__(self) -> str:
+        """Do it; says `done`, `busy`, `stopped`, or what went wrong in one line."""
+        with bound_to(self.runner), read_once(), asked_to_stop() as stop, held(self.lock) as mine:
+            if not mine:
+                return "busy"
+            try:
+                revision()  # of what is loaded now
+                self.do(lambda: _pause(stop))
+            except Interrupted:
+                return "stopped"
+            except Exception as error:
+                traceback.print_exc()
+                return f"failed: {reason(error)}"
+        return "done"
+
+    def checkpoint(self) -> Any:
+        """What submitit submits again when Slurm takes the machine away."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def results(self) -> Results:
+        """What there is."""
+        return Results(Store(self.out).read(), self.mode)
+
+    def folder(self, settings: Settings) -> RunFolder:
+        """Of a run: by its settings, wherever the data are."""
+        return RunFolder(self.place / default_folder(settings).name)
+
+    def add(self, cell: dict[str, Any], seed: int, settings: Settings, measures: dict[str, Any]) -> None:
+        """Add a result to the store."""
+        own = ("run", "versions", "hardware", "command", "seconds")
+        record = {
+            "cell": cell,
+            "seed": seed,
+            **self.mode.as_dict(),
+            "settings": {key: value for key, value in settings.as_dict().items() if key != "data_dir"},
+            "measures": {key: value for key, value in measures.items() if key not in own},
+            "seconds": measures.get("seconds"),
+            "jobs": self.jobs,
+            "command": self.command,
+            **provenance(settings.device),
+        }
+        Store(self.out).add(record)
+
+
+@dataclass(frozen=True)
+class Grow(Job):
+    """Train a task's trunk and branches, and read off them what is wanted.
+
+    Jobs with the same trunk have the same lock.
+    """
+
+    task: Task
+
+    @property
+    def name(self) -> str:
+        """Of the trunk, or of the run."""
+        return default_folder(self.task.trunk or self.task.branches[0].settings).name
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """By the length of the training."""
+        begun = any(self.folder(run).checkpoint.exists() for run, _ in self.task.runs)
+        return not begun, -self.task.epochs * SECONDS[self.task.model]
+
+    def left(self) -> bool:
+        """Whether a reading is missing."""
+        return bool(self._left())
+
+    def _left(self) -> list[Branch]:
+        """The branches that are needed, with the readings that are missing."""
+        results, seed = self.results(), self.task.seed
+        missing = {b: tuple(r for r in b.readings if (seed, r) not in results) for b in self.task.branches}
+        teachers = {b.teacher for b, readings in missing.items() if readings}
+        return [replace(b, readings=r) for b, r in missing.items() if r or b.settings in teachers]
+
+    def do(self, pause: Pause) -> None:
+        """One branch after the other; one that fails does not stop the others."""
+        failed: list[Exception] = []
+        for branch in self._left():
+            try:
+                self._branch(branch, pause)
+            except Interrupted:
+                raise
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _branch(self, branch: Branch, pause: Pause) -> None:
+        """Each reading is stored as soon as it is there."""
+        pause()
+        settings, folder = self._placed(branch), self.folder(branch.settings)
+        _forget_damaged(folder)
+        if branch.fork and self.task.trunk is not None and not _begun(folder):
+            fork(self._trunk(self.task.trunk), folder, settings)
+        train(settings, folder.path)
+        folder.checkpoint.unlink(missing_ok=True)
+        finished = Finished(folder, settings)
+        for reading in branch.readings:
+            pause()
+            self.add(reading.key, settings.seed, settings, finished.read(reading))
+
+    def _trunk(self, settings: Settings) -> RunFolder:
+        """Train it, if it is not there; somebody may have removed its checkpoint."""
+        folder = self.folder(settings)
+        _forget_damaged(folder)
+        done = folder.load_summary() is not None
+        if not done or not folder.checkpoint.exists():
+            train(located(settings, self.data_dir), folder.path, force=done)
+        return folder
+
+    def _placed(self, branch: Branch) -> Settings:
+        """With the places of data and teachers; the latter as --out is given: it may move with its runs."""
+        settings = located(branch.settings, self.data_dir)
+        if branch.teacher is None:
+            return settings
+        tickets = self.folder(branch.teacher).singles()[: settings.cycles]
+        return replace(settings, teachers=tuple(map(str, tickets)))
+
+
+@dataclass(frozen=True)
+class Compare(Job):
+    """The networks of several seeds together; their runs are done."""
+
+    reading: Reading
+    seeds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the first run."""
+        return f"together-{default_folder(self._run(self.seeds[0])).name}"
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Any."""
+        return False, 0.0
+
+    def _run(self, seed: int) -> Settings:
+        return run_of(self.reading, seed, self.mode)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The name under which the result is stored."""
+        return together_key(self.reading, self.seeds)
+
+    def left(self) -> bool:
+        """Whether it is missing."""
+        return self.results().find(self.key, 0) is None
+
+    def do(self, pause: Pause) -> None:
+        """Evaluate them."""
+        runs = [self._run(seed) for seed in self.seeds]
+        folders = [self.folder(run) for run in runs]
+        gone = [str(folder.path) for folder in folders if not folder.ticket.exists()]
+        if gone:
+            raise SparsityError(f"networks are compared that are gone: bring back {', '.join(gone)}")
+        settings = located(runs[0], self.data_dir)
+        if self.left():
+            self.add(self.key, 0, settings, together([folder.path for folder in folders], settings))
+
+
+# ---- forks ----
+
+
+def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
+    """Let a run begin where its trunk ended; its metrics are those of the whole way."""
+    branch.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    if trunk.metrics.exists():
+        write(branch.metrics, lambda path: shutil.copyfile(trunk.metrics, path))
+    write(branch.path / TRUNK, lambda path: path.write_text(json.dumps(trunk.load_summary())))
+    if pruned_at_fork(settings):
+        branch.save_checkpoint(_pruned(trunk, settings))
+    else:
+        write(branch.checkpoint, lambda path: shutil.copyfile(trunk.checkpoint, path))
+
+
+def _pruned(trunk: RunFolder, settings: Settings) -> dict[str, Any]:
+    """The trunk's last state after what its last step would have set off in this run: it is pruned."""
+    state = trunk.load_checkpoint() or {}
+    data = load_data(settings.data, settings.data_dir, settings.workers)
+    trainer = Trainer(settings, data, connect(settings.device))
+    trainer.load_state_dict(state)
+    trainer.network.method.update(trainer.network, trainer.network.step)
+    return {**trainer.state_dict(), "seconds": state["seconds"]}
+
+
+def _begun(folder: RunFolder) -> bool:
+    return folder.checkpoint.exists() or folder.load_summary() is not None
+
+
+def _forget_damaged(folder: RunFolder) -> None:
+    """A checkpoint that was cut off on its way from another machine is no reason to stop."""
+    try:
+        folder.load_checkpoint()
+    except SparsityError:
+        print_plain(f"{folder.checkpoint} is damaged: the run starts over")
+        folder.checkpoint.unlink()
+
+
+# ---- stopping ----
+
+
+def _pause(stop: Sequence[int]) -> None:
+    if stop:
+        raise Interrupted("stopped between two runs")
+
+
+@contextmanager
+def bound_to(runner: str | None) -> Iterator[None]:
+    """While this lasts, end the process when its runner is gone: killed, or asked to stop."""
+    if runner is None:
+        yield
+        return
+    over = Event()
+    Thread(target=_watch, args=(Path(runner), over), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        if _gone(Path(runner)):  # nobody waits for an answer, and taking libraries down takes seconds
+            os._exit(1)
+
+
+def _watch(runner: Path, over: Event) -> None:
+    """Ask for a checkpoint, as often as it takes; who compiles or loads data does not hear it in time."""
+    while not over.is_set() and not _gone(runner):
+        over.wait(LOOK)
+    until = time.monotonic() + GRACE
+    while not over.is_set() and time.monotonic() < until:
+        os.kill(os.getpid(), signal.SIGTERM)
+        over.wait(1)
+    if not over.is_set():
+        os._exit(1)
+
+
+def _gone(runner: Path) -> bool:
+    with held(runner) as free:
+        if free:
+            runner.unlink(missing_ok=True)
+        return free

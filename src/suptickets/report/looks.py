@@ -1,0 +1,41 @@
+"""How settings look in a plot of several: by method in colour, dashed without a booster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from suptickets.report.colours import Colour, series
+from suptickets.report.runs import Group, method_name, varying
+
+
+class Look(NamedTuple):
+    """The colour of a setting; `plain` is one without a booster beside one with it; `family` names both."""
+
+    colour: Colour
+    plain: bool = False
+    family: str = ""
+
+
+def looks(groups: Sequence[Group], *, across: bool = False) -> list[Look]:
+    """One for each setting; `across` data, models and sparsities the same setting looks the same."""
+    names = ("data", "model", "sparsity") if across else ()
+    if _paired(groups, names):
+        families = [method_name({**one.config, "booster": "none"}) for one in groups]
+        boosted = {f for f, one in zip(families, groups, strict=True) if one.config.get("booster") != "none"}
+        order = list(dict.fromkeys(families))
+        return [
+            Look(series(order.index(f)), one.config.get("booster") == "none" and f in boosted, f)
+            for f, one in zip(families, groups, strict=True)
+        ]
+    telling = [key for key in varying([one.config for one in groups]) if key not in names]
+    kinds = [json.dumps([one.config.get(key) for key in telling]) for one in groups]
+    return [Look(series(list(dict.fromkeys(kinds)).index(kind))) for kind in kinds]
+
+
+def _paired(groups: Sequence[Group], names: Sequence[str]) -> bool:
+    """Whether the settings are several methods, each with a booster or without, and differ in no more."""
+    methods = {str(one.config.get("method")) for one in groups}
+    told = {json.dumps([one.config.get(key) for key in ("method", "booster", *names)]) for one in groups}
+    return len(methods) > 1 and len(told) == len(groups)

@@ -1,0 +1,76 @@
+"""What is seen of an experiment's runs: results by data and model and, folded, the runs of each sparsity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from suptickets.report.curves import curve_plots
+from suptickets.report.document import Block, Plot, Section
+from suptickets.report.layers import end_plots, moving_plots
+from suptickets.report.measures import file_names, plain
+from suptickets.report.run_page import cycles_text
+from suptickets.report.runs import Group, Run, grouped, sparsity_name
+from suptickets.report.scores import cost_plots, diversity_plots, reliability_plots, setting_plots
+from suptickets.report.stored import trained
+from suptickets.report.tables import result_tables
+
+CURVES = ("learning-rate", "accuracy", "train-accuracy", "test-accuracy")  # of all that there are
+ONE_SEED = "Curves and layers over time are those of one seed; all else is the mean over the seeds."
+BY_SETTING = "Every setting of the experiment, the mean over its seeds."
+DIVERSITY = "How much what a run combines differs in its predictions."
+
+
+def panel_sections(runs: Sequence[Run]) -> list[Section]:
+    """The results of all runs, and what is long about them, folded."""
+    panels, tables = _panels(runs, _where), result_tables(grouped(runs), fold=True)
+    sections = [
+        Section("Results", [*_each(panels, setting_plots), *tables], BY_SETTING),
+        Section("Cost", _each(panels, cost_plots)),
+        Section("Diversity", _each(panels, diversity_plots), DIVERSITY),
+        *_runs(_panels(runs, lambda run: f"{_where(run)} · {_level(run)}")),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def _panels(runs: Sequence[Run], name: Callable[[Run], str]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(name(run), []).append(run)
+    return found
+
+
+def _where(run: Run) -> str:
+    return " · ".join(plain(run.config.get(key, "")) for key in ("data", "model"))
+
+
+def _level(run: Run) -> str:
+    return sparsity_name(run.config) or "dense"
+
+
+def _each(panels: dict[str, list[Run]], plots: Callable[[Sequence[Group]], list[Plot]]) -> list[Plot]:
+    """The plots of each panel; where there are several panels, their titles say which."""
+    found = []
+    for name, (where, runs) in zip(file_names(list(panels)), panels.items(), strict=True):
+        drawn = _renamed(plots(grouped(runs)), name)
+        found += [replace(p, title=f"{p.title}, {where}") if len(panels) > 1 else p for p in drawn]
+    return found
+
+
+def _renamed(plots: Sequence[Plot], name: str) -> list[Plot]:
+    return [replace(plot, name=f"{plot.name}-{name}") for plot in plots]
+
+
+def _runs(panels: dict[str, list[Run]]) -> list[Section]:
+    names = file_names(list(panels))
+    return [_section(name, *panel) for name, panel in zip(names, panels.items(), strict=True)]
+
+
+def _section(name: str, where: str, runs: Sequence[Run]) -> Section:
+    """Curves, layers and calibration of what differs in neither data, model nor sparsity."""
+    groups, single = grouped(runs), grouped(trained(runs))
+    curves = [plot for plot in curve_plots(single) if plot.name in CURVES]
+    plots = [*curves, *moving_plots(single), *end_plots(groups), *reliability_plots(groups)]
+    blocks: list[Block] = [*_renamed(plots, name)]
+    text = f"{cycles_text([one.runs[0] for one in single])} {ONE_SEED}".strip()
+    return Section(f"Runs: {where}", blocks, text, folded=True)

@@ -1,0 +1,172 @@
+"""`flops`: what a prediction and a training cost, before anything is trained.
+
+Network, method and cycles are built as `train` builds them, and the ratios are those that it writes into
+`summary.json`: exactly, where the distribution decides how many connections a layer has; about, where the
+weights do (SNIP, GraNet, GMP, SNFS, DSR). Both relate to the plain dense network of full width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from suptickets.data import ArrayData, Data
+from suptickets.errors import SparsityError, fraction
+from suptickets.measure.cost import training_flops
+from suptickets.measure.flops import Flops, flops
+from suptickets.methods import DSR, SNFS, SNIP, GraNet, Method, Static
+from suptickets.network import SparseNetwork
+from suptickets.sparsify import sparsify
+from suptickets.tickets import epochs_to_steps
+from suptickets.training import build
+from suptickets.training.settings import PREDICTION_ENSEMBLES, Settings
+
+#: Images to train on, classes, and the shape of an image.
+SIZES = {
+    "digits": (1_437, 10, (1, 8, 8)),
+    "fashion-mnist": (60_000, 10, (1, 28, 28)),
+    "cifar10": (50_000, 10, (3, 32, 32)),
+    "cifar100": (50_000, 100, (3, 32, 32)),
+    "imagenet": (1_281_167, 1000, (3, 224, 224)),
+}
+#: Methods whose layers end where the weights decide.
+BY_WEIGHTS = (SNIP, GraNet, SNFS, DSR)
+
+
+def price(
+    settings: Settings, *, classes: int | None = None, size: int | None = None, final: float | None = None
+) -> dict[str, Any]:
+    """FLOPs of a prediction and of a training with these settings.
+
+    Args:
+        settings: of the training; the data, of which no file is read, decide what an image is like.
+        classes: number of classes, if not that of the data.
+        size: pixels a side of an image, likewise.
+        final: forward cost of a trained network as a share of the dense one, where the weights decide it.
+    """
+    data = images(settings.data, classes, size)
+    build.check_model(settings.model)
+    method = _method(settings, data)
+    if final is not None and not isinstance(method, BY_WEIGHTS):
+        raise SparsityError(
+            f"--final is for methods whose layers end where the weights decide: {settings.method} has none"
+        )
+    network, counted = _counted(settings, data, method)
+    known = counted.ratio if final is None else fraction("--final", final, one=True)
+    relative = build.relative(settings, data, counted.dense)
+    networks = settings.cycles if settings.booster in PREDICTION_ENSEMBLES else 1
+    plain, ratio = round(counted.dense / relative), known * relative * networks
+    trained = _trained(settings, data, network, counted, final) * relative
+    dense = 3 * plain * settings.epochs * data.train_size
+    return {
+        "parameters": network.parameters_total,
+        "nonzero": network.nonzero,
+        "networks": networks,
+        "forward_flops_dense": plain,
+        "forward_flops": round(plain * ratio),
+        "ratio": ratio,
+        "epochs": settings.epochs,
+        "training_flops_dense": dense,
+        "training_flops": round(dense * trained),
+        "training_ratio": trained,
+        "layers": list(_layers(network, counted, known=final is None)),
+        "notes": list(_notes(settings, method, final)),
+    }
+
+
+def images(name: str, classes: int | None, size: int | None) -> Data:
+    """As many images as the data have, of their shape; there is nothing in them."""
+    count, usual, (channels, *sides) = SIZES[name]
+    for option, value in (("classes", classes), ("size", size)):
+        if value is not None and value < 1:
+            raise SparsityError(f"--{option} must be at least 1, not {value}")
+    sides = sides if size is None else [size, size]
+    pixels = torch.empty(count, channels, *sides, dtype=torch.uint8, device="meta")
+    labels = torch.empty(count, dtype=torch.int64, device="meta")
+    ones = (1.0,) * channels
+    return ArrayData(name, classes or usual, pixels, labels, pixels, labels, ones, ones)
+
+
+def _method(settings: Settings, data: Data) -> Method:
+    def measured(network: nn.Module) -> None:
+        """SNIP's batch is not taken."""
+
+    return build.method(settings, data.steps(settings.batch_size), measured)
+
+
+def _counted(settings: Settings, data: Data, method: Method) -> tuple[SparseNetwork, Flops]:
+    """The network as it ends, at the distribution, and its FLOPs."""
+    model = build.model(settings, data)
+    ended = Static(settings.sparsity, distribution=settings.distribution) if method.sparse else method
+    network = sparsify(model, ended, seed=settings.seed)
+    return network, flops(model, torch.zeros(1, *data.shape))
+
+
+def _trained(
+    settings: Settings, data: Data, network: SparseNetwork, forward: Flops, final: float | None
+) -> float:
+    """Of a dense training of as many epochs; the members of BatchEnsemble share a batch, not repeat it.
+
+    Distillation: the student's, that of the run that makes its teachers, and a pass of each at every step.
+    """
+    share = _run(settings, data, network, forward, final)
+    if settings.booster == "distillation":
+        first = replace(settings, booster="sup-tickets", keep_tickets=True)
+        taught = settings.cycles * (forward.ratio if final is None else final) / 3
+        share += _run(first, data, network, forward, final) + taught
+    return share / settings.members if settings.booster == "batch-ensemble" else share
+
+
+def _run(
+    settings: Settings, data: Data, network: SparseNetwork, forward: Flops, final: float | None
+) -> float:
+    steps = data.steps(settings.batch_size)
+    cycles = {"cycles": settings.cycles, "cycle_steps": epochs_to_steps(settings.cycle_epochs, steps)}
+    spent = training_flops(
+        forward,
+        {name: layer.shape for name, layer in network.layers.items()},
+        _method(settings, data),
+        settings.epochs * steps,
+        settings.epochs * data.train_size,
+        **(cycles if settings.cyclic else {}),
+        explore_at=settings.explore_at if settings.explore_rate else "never",
+        final=final,
+    )
+    return spent.ratio
+
+
+def _layers(network: SparseNetwork, counted: Flops, *, known: bool) -> Iterator[dict[str, Any]]:
+    """Dense and sparse FLOPs of each, and which are dense; None for what only a trained network knows."""
+    for name, layer in network.layers.items():
+        living = {
+            "nonzero": layer.nonzero,
+            "sparsity": layer.sparsity,
+            "flops": counted.layers[name].dense,
+            "sparse_flops": counted.layers[name].sparse,
+            "dense": layer.nonzero == layer.size,
+        }
+        unknown = {} if known else dict.fromkeys(("nonzero", "sparsity", "sparse_flops", "dense"))
+        yield {"name": name, "shape": list(layer.shape), **living, **unknown}
+
+
+def _notes(settings: Settings, method: Method, final: float | None) -> Iterator[str]:
+    """What the numbers relate to, and how well they are known."""
+    yield (
+        f"ratios are to the plain dense network of full width; training_ratio to one dense training of it, "
+        f"of {settings.epochs} epochs"
+    )
+    if settings.booster == "distillation":
+        yield "training: the student's, that of the run that makes its teachers, and the teachers' passes"
+    if settings.booster in PREDICTION_ENSEMBLES:
+        yield f"a prediction runs {settings.cycles} networks; parameters, nonzero and layers are those of one"
+    if isinstance(method, BY_WEIGHTS) and final is None:
+        yield (
+            f"{settings.method}: the weights decide where layers end; they are taken to end at "
+            f"{settings.distribution}, unless --final tells what a trained network costs"
+        )
+    if settings.booster == "sup-tickets" and method.sparse:
+        yield "the superposed ticket is pruned over all layers at once: its layers end near those of a ticket"
