@@ -48,6 +48,40 @@ def test_a_damaged_last_line_is_skipped_told_and_left(tmp_path, damage):
     assert [one["seed"] for one in store.read()] == [1, 2] and damage in file.read_text()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"cell": odd} for odd in (3, {}, {"data": "cifar10"}, {**record()["cell"], "method": []})),
+        *(
+            {"seed": "1"},
+            {"scale": "1"},
+            {"separate": 0},
+            {"changes": []},
+            {"seconds": "1"},
+            {"settings": []},
+        ),
+        *({"measures": odd} for odd in (3, [], {"accuracy": "0.9"}, {"nll": []}, {"diversity": 3})),
+        *({"measures": {"tickets": odd}} for odd in (3, [3], [{}], [{"accuracy": "x"}])),
+        *({"measures": {"layers": odd}} for odd in (3, [3], {})),
+    ],
+    ids=str,
+)
+def test_a_line_that_is_json_and_no_result_is_damaged_too(tmp_path, change):
+    store = Store(tmp_path)
+    store.add(record(seed=1))
+    file = tmp_path / "cifar10-vgg16.jsonl"
+    file.write_text(file.read_text() + json.dumps(record(seed=2) | change) + "\n")
+    assert [one["seed"] for one in store.read()] == [1]
+    assert store.damaged == [f"{file}, line 2"]
+
+
+def test_what_a_result_need_not_have_may_be_null(tmp_path):
+    nothing = dict.fromkeys(("accuracy", "nll", "tickets", "diversity", "layers", "start"))
+    Store(tmp_path).add(one := record(measures=nothing, settings=None, seconds=None))
+    assert Store(tmp_path).read() == [one]
+    write_pages(tmp_path, ["vgg16"], format="md")
+
+
 def add_many(folder, seed):
     for n in range(50):
         Store(folder).add(record(seed=1000 * seed + n, padding="x" * 5000))

@@ -7,10 +7,12 @@ permutation test of the mean difference, and Wilcoxon's, which no single run dec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from suptickets.errors import SparsityError
 from suptickets.experiments.plan import Mode, Reading
 from suptickets.experiments.store import Results, mode_of
 from suptickets.measure.significance import permutation, wilcoxon
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 GAINS = "gains"  # what a report calls it
 TITLE = "Does Sup-tickets help?"
 ABOUT = "All cells with and without it, paired by seed; not in the paper."
+NAMED = ("data", "model", "method", "sparsity")
 MEASURES = ("accuracy", "nll", "ece")
 P_VALUE = "{:.2g}"
 
@@ -45,20 +48,29 @@ class Pair(NamedTuple):
 def pairs(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Pair]:
     """All that results of one mode hold, cell by cell."""
     results, found = Results(records, mode), []
-    named = ("data", "model", "method", "sparsity")
-    cells = dict.fromkeys(
-        tuple(record["cell"].get(name) for name in named)
-        for record in records
-        if mode_of(record) == mode and record["cell"].get("booster") == "sup-tickets"
-    )
+    cells = dict.fromkeys(_named(one["cell"]) for one in records if _boosted(one, mode))
     for cell in cells:
-        settings = dict(zip(named, cell, strict=True))
-        boosted, plain = (
-            results.measures(Reading.of({**settings, "booster": booster}))
-            for booster in ("sup-tickets", "none")
-        )
-        found += [Pair(cell, seed, plain[seed], boosted[seed]) for seed in boosted if seed in plain]
+        settings = dict(zip(NAMED, cell, strict=True))
+        with suppress(SparsityError):  # a cell of no experiment
+            boosted, plain = (
+                results.measures(Reading.of({**settings, "booster": booster}))
+                for booster in ("sup-tickets", "none")
+            )
+            both = [Pair(cell, seed, plain[seed], boosted[seed]) for seed in boosted if seed in plain]
+            found += [pair for pair in both if _measured(pair.plain) and _measured(pair.boosted)]
     return found
+
+
+def _named(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(cell[name] for name in NAMED)
+
+
+def _boosted(record: Mapping[str, Any], mode: Mode) -> bool:
+    return mode_of(record) == mode and record["cell"]["booster"] == "sup-tickets"
+
+
+def _measured(measures: Mapping[str, Any]) -> bool:
+    return all(measures.get(name) is not None for name in MEASURES)
 
 
 @dataclass(frozen=True)

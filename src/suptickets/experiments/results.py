@@ -96,7 +96,7 @@ def _by_seed(results: Results, reading: Reading, seeds: int | None) -> dict[int,
 
 def measured(cell: Cell, measures: Mapping[str, Any]) -> float | None:
     """The cell's number in the measures of one run."""
-    tickets = [ticket["accuracy"] for ticket in measures.get("tickets", [])]
+    tickets = [ticket["accuracy"] for ticket in measures.get("tickets") or []]
     if cell.ticket is not None:
         return (
             float(measures["tickets"][cell.ticket - 1][cell.measure]) if len(tickets) >= cell.ticket else None
@@ -191,7 +191,7 @@ def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
     runs: dict[str, tuple[Mapping[str, Any], float]] = {}
     for one in records:
         if one["seed"] and one.get("seconds"):
-            known = runs.get(key := _key({**one.get("settings", one["cell"]), "seed": one["seed"]}))
+            known = runs.get(key := _key({**(one.get("settings") or one["cell"]), "seed": one["seed"]}))
             runs[key] = one, max(one["seconds"], known[1] if known else 0.0)
     trunks: dict[Settings, list[float]] = {}
     total = sum(seconds - _shared(one, seconds, trunks) for one, seconds in runs.values())
@@ -200,8 +200,11 @@ def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
 
 def _shared(one: Mapping[str, Any], seconds: float, trunks: dict[Settings, list[float]]) -> float:
     """The part of a run that its trunk took, which is noted there."""
-    run = build(one["settings"]) if one.get("settings") else None
-    if run is None or one["separate"] or not forks(run):
+    try:
+        run = build(one.get("settings") or {})
+    except (SparsityError, TypeError):  # settings of another version
+        return 0.0
+    if one["separate"] or not forks(run):
         return 0.0
     part = seconds * start_of(run) / run.epochs
     trunks.setdefault(trunk_of(run), []).append(part)

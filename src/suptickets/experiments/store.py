@@ -21,7 +21,17 @@ from suptickets.experiments.plan import Mode, Reading
 from suptickets.training.folder import RunFolder, to_json
 from suptickets.training.progress import print_plain
 
-NEEDED = {"cell", "seed", "scale", "separate", "changes", "measures"}
+Kind = type | tuple[type, ...]
+NUMBER = (int, float)
+# What the parts of a line are, those of the cell, and those of the measures, if they are there.
+LINE: dict[str, Kind] = {"cell": dict, "seed": int, "scale": NUMBER, "separate": bool, "changes": dict}
+CELL: dict[str, Kind] = {"data": str, "model": str, "method": str, "sparsity": NUMBER, "booster": str}
+OTHERS: dict[str, Kind] = {"settings": dict, "seconds": NUMBER}
+MEASURED: dict[str, Kind] = {
+    **dict.fromkeys(("tickets", "members", "layers", "reliability"), list),
+    **dict.fromkeys(("diversity", "superposed", "ensemble", "start"), dict),
+    **dict.fromkeys(("accuracy", "nll", "ece", "train_flops_ratio", "test_flops_ratio"), NUMBER),
+}
 
 
 class Store:
@@ -86,9 +96,33 @@ def _lines(file: Path) -> list[str]:
 def _record(line: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
         record = json.loads(line)
-        if isinstance(record, dict) and record.keys() >= NEEDED and isinstance(record["measures"], dict):
-            return record
+        if _is(record, {**LINE, "measures": dict}) and _sound(record):
+            return dict(record)
     return None
+
+
+def _sound(record: Mapping[str, Any]) -> bool:
+    """Whether all within a line has the form that it is written in."""
+    measures = _there(record["measures"])
+    if not (_is(record["cell"], CELL) and _is(_there(record), OTHERS, part=True)):
+        return False
+    if not _is(measures, MEASURED, part=True):
+        return False
+    rows = [row for name, kind in MEASURED.items() if kind is list for row in measures.get(name, ())]
+    scored = all(_is(one, {"accuracy": NUMBER}) for one in measures.get("tickets", ()))
+    return scored and all(isinstance(row, dict) for row in rows)
+
+
+def _is(value: Any, form: Mapping[str, Kind], *, part: bool = False) -> bool:
+    """Whether it is a mapping with these, or a part of them."""
+    if not isinstance(value, dict) or not (part or value.keys() >= form.keys()):
+        return False
+    return all(isinstance(value[name], kind) for name, kind in form.items() if name in value)
+
+
+def _there(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is null."""
+    return {name: one for name, one in value.items() if one is not None}
 
 
 class Results:
