@@ -293,8 +293,9 @@ def test_what_is_not_there_is_downloaded_once_with_progress(tmp_path, capsys):
 
 def test_a_download_with_a_wrong_checksum_leaves_nothing(tmp_path):
     source, _ = published(tmp_path, "md5:" + "0" * 32)
-    assert "checksum" in refused(load_cifar, source, tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == []
+    before = sorted(tmp_path.iterdir())
+    assert "checksum" in refused(load_cifar, source, tmp_path / "new" / "folder")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_an_interrupted_download_leaves_nothing(tmp_path, monkeypatch):
@@ -303,9 +304,18 @@ def test_an_interrupted_download_leaves_nothing(tmp_path, monkeypatch):
 
     source, _ = published(tmp_path)
     monkeypatch.setattr("suptickets.data.archives._copy", stop)
-    with pytest.raises(KeyboardInterrupt):
-        load_cifar(source, tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    before = sorted(tmp_path.iterdir())
+    for where in ("mine", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            load_cifar(source, tmp_path / where)
+    assert sorted(tmp_path.iterdir()) == before and list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion-mnist"])
+def test_a_mistyped_folder_is_not_left_behind_when_nothing_comes(tmp_path, name):
+    assert "no network" in refused(load_data, name, tmp_path / "no" / "pe")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

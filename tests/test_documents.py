@@ -1,13 +1,19 @@
 """What README and docs print is so: commands, links, tables of methods, where the paper's numbers stand."""
 
+import ast
+import json
 import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import suptickets as st
 from suptickets.cli import COMMANDS, main, parser
+from suptickets.data import load_data
 from suptickets.experiments import EXPERIMENTS
 from suptickets.methods import METHODS
 from suptickets.training.settings import BOOSTERS, Settings, resolve
@@ -110,6 +116,46 @@ def test_places_in_pages_that_a_page_links_to_exist(page):
         f"{file}#{place}" for file, place in links if place not in anchors((page.parent / file).resolve())
     ]
     assert not missing
+
+
+# ---- Python in pages ----
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_in_a_page_can_be_parsed(page):
+    for code in snippets(name(page)):
+        ast.parse(code)
+
+
+@pytest.mark.parametrize("method", ["granet", "gmp"])
+def test_the_snippet_of_gradual_pruning_ends_at_its_sparsity_and_not_before(method):
+    (code,) = snippets(f"docs/methods/{method}.md")
+    model = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    names = {"st": st, "model": model, "optimizer": optimizer, "loader": range(3)}
+    exec(code, names)
+    sparsities = []
+    for x in torch.randn(400, 8, 20, generator=torch.Generator().manual_seed(0)):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        sparsities.append(names["network"].sparsity)
+    assert sparsities[-2] < 0.9 and sparsities[-1] == pytest.approx(0.9)
+
+
+def test_the_snippet_that_reads_a_ticket_gives_the_network_of_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--epochs", "1", "--booster", "none", "--out", "run", "--json"]) == 0
+    summary, names = json.loads(capsys.readouterr().out), {}
+    exec(snippets("docs/train.md")[0], names)
+    model = names["model"].eval()
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in load_data("digits").test_batches(360))
+    assert right / 360 == pytest.approx(summary["accuracy"])
 
 
 # ---- the paper's numbers, and its errata ----

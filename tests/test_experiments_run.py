@@ -96,7 +96,7 @@ def trained(monkeypatch) -> list[int]:
 
 
 def folders(out, booster) -> list[Path]:
-    return list(Path(out).glob(f"runs/forked/*-{booster}-*-seed*/"))
+    return list(Path(out).glob(f"runs/forked/*-{booster}-*seed*/"))
 
 
 @pytest.mark.parametrize("trunk", ["kept", "gone"])

@@ -180,3 +180,14 @@ def test_a_library_that_is_not_installed_names_its_revision(checkout, tmp_path):
     head = ["git", "-C", str(tmp_path), "rev-parse", "HEAD"]
     revision = subprocess.run(head, check=True, capture_output=True, text=True).stdout
     assert told.stdout == f"{tmp_path / 'src' / 'suptickets'} {revision}"
+
+
+def test_a_slurm_that_does_not_answer():
+    from submitit.core.utils import FailedJobError
+
+    class Executor:
+        def submit(self, work):
+            raise FailedJobError("sbatch: a long story\nsbatch: error: Unable to contact slurm controller")
+
+    with pytest.raises(SparsityError, match="Slurm does not take the job: sbatch: error: Unable to contact"):
+        runner._submitted(Executor(), None)

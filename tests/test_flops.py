@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
 import suptickets as st
 from suptickets.distribution import counts
 from suptickets.measure.cost import training_flops
+from suptickets.measure.sparsity import sparsity
 from suptickets.models import MODELS, build_model
 
 
@@ -332,3 +334,26 @@ def test_a_model_in_the_middle_of_a_step_can_be_measured() -> None:
 def test_every_model_can_be_measured(name: str) -> None:
     flops = st.flops(build_model(name, 10, size=32, width=0.25), torch.zeros(1, 3, 32, 32))
     assert flops.dense == flops.sparse > 0 and flops.ratio == 1
+
+
+def pruned() -> nn.Module:
+    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
+    prune.random_unstructured(model[0], "weight", 0.9)
+    return model
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(10, 20)))
+
+
+@pytest.mark.parametrize("make", [pruned, normed])
+@pytest.mark.parametrize("count", [lambda model: st.flops(model, torch.zeros(1, 10)), sparsity])
+def test_weights_that_are_made_of_others_are_refused(make, count) -> None:
+    model = make()
+    with pytest.raises(st.SparsityError, match="remove them first"):
+        count(model)
+
+
+def test_a_model_without_values_is_refused() -> None:
+    with pytest.raises(st.SparsityError, match="meta device"):
+        st.flops(nn.Linear(3, 3, device="meta"), torch.zeros(1, 3))

@@ -46,8 +46,7 @@ def test_the_ratios_of_every_method_are_those_of_train(capsys, tmp_path: Path, m
     counted = run(capsys, "flops", *options)
     close = {"rel": 1e-6} if method in EXACT else {"abs": 0.1}
     assert counted["ratio"] == pytest.approx(living(found, counted), **close)
-    if method != "set":  # it grows connections from pixels that are never set: they keep the value 0
-        assert counted["ratio"] == pytest.approx(found["test_flops_ratio"], **close)
+    assert counted["ratio"] == pytest.approx(found["test_flops_ratio"], **close)
     assert counted["training_ratio"] == pytest.approx(found["train_flops_ratio"], **close)
     assert counted["parameters"] == found["parameters"] and counted["nonzero"] == found["nonzero"]
     if method in EXACT:
@@ -163,3 +162,15 @@ WRONG = [
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_bad_input_is_one_line(capsys, options: str, message: str) -> None:
     assert message in fails(capsys, *options.split())
+
+
+@pytest.mark.parametrize("booster", ["none", "tree-net"])
+@pytest.mark.parametrize("model", ["resnet50-imagenet", "vgg16"])
+def test_a_dense_network_is_dense(capsys, model: str, booster: str) -> None:
+    """Whatever zeros its random numbers may have."""
+    if (model, booster) == ("resnet50-imagenet", "tree-net"):
+        pytest.skip("slow")
+    found = run(capsys, "flops", "--model", model, "--method", "dense", "--booster", booster)
+    assert found["ratio"] == pytest.approx(found["training_ratio"], abs=1e-12)
+    if booster == "none":
+        assert found["forward_flops"] == found["forward_flops_dense"] and found["ratio"] == 1

@@ -160,8 +160,10 @@ def test_its_scores_are_those_of_the_mean() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(SparsityError, match="predictors must be a whole number, at least 2"):
         Diversity(1)
-    with pytest.raises(SparsityError, match="of 3 predictors, not of 2"):
+    with pytest.raises(SparsityError, match="of 3 predictors, not 2"):
         Diversity(3).add([torch.zeros(2, 2)] * 2)
+    with pytest.raises(SparsityError, match="of 2 predictors, not NoneType"):
+        Diversity(2).add(None)  # type: ignore[arg-type]
     for wrong in ([torch.zeros(2, 3), torch.zeros(2, 4)], [torch.zeros(3)] * 2):
         with pytest.raises(SparsityError, match="one shape"):
             Diversity(2).add(wrong)

@@ -14,6 +14,8 @@ import torch
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, MEASURES, Cell, Number, experiment, select
 from suptickets.experiments.cells import BOOSTERS, NAMES, VARIATIONS
+from suptickets.experiments.plan import Mode
+from suptickets.experiments.results import page
 from suptickets.models import build_model
 from suptickets.training.settings import BOOSTERS as TRAINABLE
 from suptickets.training.settings import Settings, resolve
@@ -470,3 +472,22 @@ def test_nine_tickets_of_the_extended_training_are_no_better_than_three_of_the_m
         nine = one("ticket-count-extended", f"model=resnet50,cycles=9,sparsity={sparsity}")
         three = one("resnet50", f"data=cifar100,method=rigl,booster=sup-tickets,sparsity={sparsity}")
         assert nine < three
+
+
+BOLD = {
+    **{"vgg16": 18, "resnet50": 30, "wrn28-10": 18, "imagenet": 4, "granet-vs-dense": 16, "cycle-length": 8},
+    **{"ticket-count-extended": 6, "lr-schedules": 6, "distillation": 12, "significance": 12, "swa": 3},
+    **dict.fromkeys(("diversity", "large-lr", "variance", "layer-sparsity"), 0),
+}
+
+
+@pytest.mark.parametrize("name", BOLD)
+def test_the_papers_numbers_are_bold_where_they_are_in_the_paper(name: str) -> None:
+    """As many as are set in bold in its tables."""
+    bold = [
+        row
+        for table in page(name, [], Mode()).tables()
+        if table.name.startswith("grid")
+        for row in table.rows
+    ]
+    assert sum(cell.note_strong for row in bold for cell in row) == BOLD[name]

@@ -248,7 +248,7 @@ def test_the_page_of_several_settings(runs):
         "test-accuracy",
         "flops-training",
         "flops-inference",
-        "reliability",
+        *(f"reliability-{n}" for n in range(3)),
         "layers-end",
     } <= names
     (settings_table,) = [t for t in page.tables() if t.name == "settings"]
@@ -295,6 +295,28 @@ def test_more_settings_than_colours(tmp_path):
     text = html(run_page(read_runs([tmp_path])))
     assert "var(--series-5)" in text
     assert "lr 0.18" in text
+
+
+def test_plots_that_are_not_read_with_many_settings_show_some_and_say_so(tmp_path):
+    for n in range(9):
+        make_run(tmp_path / str(n), lr=0.1 + n / 100)
+    runs = read_runs([tmp_path])
+    told, first = "Shown: the first 6 of 9 settings.", [one.label for one in group(runs)][:6]
+    plots = {plot.name: plot for plot in run_page(runs).plots()}
+    shown = [plot for name, plot in plots.items() if name.startswith("reliability")]
+    assert [plot.title for plot in shown] == [f"Reliability: {label}" for label in first]
+    assert told in shown[0].text and told in plots["layers-end"].text
+    assert plots["test-accuracy"].text == "Grey: further settings."
+    few = {plot.name: plot.text for plot in run_page(runs[:3]).plots()}
+    assert "Shown" not in "".join(few.values()) and "Grey" not in few["test-accuracy"]
+
+
+def test_no_plot_says_that_more_diversity_is_better(runs):
+    read = html(run_page(read_runs([runs])))
+    figures = {part.split('"')[0]: part for part in read.split('<figure class="plot" id="')[1:]}
+    assert "more is better" in figures["settings-accuracy"]
+    for name in ("diversity-disagreement", "diversity-kl"):
+        assert "is better" not in figures[name]
 
 
 # ---- names from outside ----
@@ -350,6 +372,9 @@ def test_what_cannot_be_printed_is_replaced(tmp_path, text):
 
 JUNK = [
     1e308,
+    -1e308,
+    1e13,
+    -1e12,
     5e-324,
     None,
     "x",
@@ -385,6 +410,36 @@ def test_files_may_hold_anything(tmp_path, junk):
     for part in (0, 1):
         (folder / "config.json").write_text(json.dumps(config | dict.fromkeys(list(config)[part::2], junk)))
         assert "<svg" in html(run_page(read_runs([folder])))
+
+
+def first_scores(page) -> dict[str, str]:
+    return {number.label: number.text for number in page.numbers}
+
+
+@pytest.mark.parametrize("absurd", [-1e308, 1e308, -0.01, 1.01, 10**400])
+@pytest.mark.parametrize("key", ["accuracy", "ece", "sparsity"])
+def test_shares_beyond_0_and_1_are_missing(tmp_path, key, absurd):
+    folder = edit(make_run(tmp_path / "run"), "summary.json", **{key: absurd})
+    tickets = json.loads((folder / "summary.json").read_text())["tickets"]
+    edit(folder, "summary.json", tickets=[tickets[0] | {key: absurd}, *tickets[1:]])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[5] |= {f"test_{key}": absurd, key: absurd, "layers": {"conv1": absurd}}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run,) = read_runs([folder])
+    page = run_page([run])
+    assert first_scores(page)[MEASURES[key].label] == "\N{EN DASH}"
+    assert run.value(key) is None
+    assert len(run.curve("test_accuracy")) == (19 if key == "accuracy" else 20)
+    assert "<svg" in html(page)
+
+
+@pytest.mark.parametrize("key", ["nll", "seconds", "train_flops_ratio"])
+def test_numbers_beyond_all_measure_are_missing(tmp_path, key):
+    folder = make_run(tmp_path / "run")
+    for value, known in ((1e12, True), (1.1e12, False), (-1e308, False)):
+        (run,) = read_runs([edit(folder, "summary.json", **{key: value})])
+        assert (run.value(key) is not None) == known
+        assert "<svg" in html(run_page([run]))
 
 
 # ---- formats ----
@@ -450,6 +505,11 @@ def test_where_a_report_goes(runs, tmp_path, monkeypatch):
     one = make_run(tmp_path / "one")
     assert write_report([one], format="md") == [one / "report.md"]
     assert write_report([one, runs / "none-1"], format="tex") == [Path("report.tex")]
+    several = sorted(path for path in runs.iterdir() if path.is_dir())
+    assert write_report(several, format="md") == write_report([runs], format="md") == [runs / "report.md"]
+    (runs / "report.md").unlink()
+    make_run(tmp_path / "two")
+    assert write_report(["one", "two"], format="md") == [Path("report.md")]
     assert write_report([one], tmp_path, format="md") == [tmp_path / "report.md"]
     assert write_report([one], tmp_path / "a" / "b.html") == [tmp_path / "a" / "b.html"]
     assert write_report([one], format="svg")[0].parent == one / "plots"

@@ -158,7 +158,14 @@ def test_what_is_long_is_folded_until_it_is_asked_for(browser, pages):
     seen = browser.js(SEEN)
     assert "settings-accuracy-cifar10-vgg16" in seen and "flops-training-cifar100-vgg16" in seen
     folded = [name for name in every if name not in seen]
-    for kind in ("learning-rate", "train-accuracy", "test-accuracy", "layers-0", "layers-end", "reliability"):
+    for kind in (
+        "learning-rate",
+        "train-accuracy",
+        "test-accuracy",
+        "layers-0",
+        "layers-end",
+        "reliability-0",
+    ):
         assert f"{kind}-cifar10-vgg16-90" in folded
     browser.click(".folded summary")
     opened = browser.js(SEEN)

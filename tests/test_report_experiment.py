@@ -1,6 +1,7 @@
 """The page of an experiment: the paper's numbers beside ours, what wins, the paper's figures."""
 
 import re
+from dataclasses import replace
 from math import hypot
 from pathlib import Path
 
@@ -310,3 +311,14 @@ def test_names_stay_text():
     text = html(experiment_page(EVIL, EVIL, cells, notes=[EVIL], command=EVIL, figure=FIGURES["averaging"]))
     assert text.count("<script>") == text.count("</script>") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+@pytest.mark.parametrize("ours", [Ours(-1e308), Ours(1.01), Ours(0.0, 1e308, 2), Ours(float("nan"))])
+def test_a_result_that_cannot_be_is_missing(ours):
+    for name, figure in FIGURES.items():
+        first, *cells = figure_cells(name)
+        page = experiment_page(
+            name, "Figure", [replace(first, measure="accuracy", ours=ours), *cells], figure=figure
+        )
+        assert page.numbers[0].text == f"{len(cells)} of {len(cells) + 1}"
+        assert "<svg" in html(page)

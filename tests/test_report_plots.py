@@ -1,6 +1,7 @@
 """Plots: names that do not overlap, colours that are told apart, pictures that belong to the page."""
 
 import io
+from dataclasses import replace
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 from report_runs import make_run
 from scipy.optimize import minimize
 
 from suptickets.report import read_runs, run_page
 from suptickets.report.chart import apart, drawn
-from suptickets.report.colours import ALL, PAPER, SERIES
+from suptickets.report.colours import ALL, MUTED, PAPER, SERIES
 from suptickets.report.curves import averaged
 from suptickets.report.document import Plot
 from suptickets.report.runs import reliability
@@ -196,7 +198,78 @@ def test_reliability_of_several_runs_is_that_of_all_their_predictions(tmp_path):
     bins = [run.summary["reliability"][-1] for run in runs]
     samples = sum(entry["samples"] for entry in bins)
     right = sum(entry["samples"] * entry["accuracy"] for entry in bins)
-    assert pooled[-1] == (samples, pytest.approx(bins[0]["confidence"]), pytest.approx(right / samples))
+    assert pooled[-1][2:] == (samples, pytest.approx(bins[0]["confidence"]), pytest.approx(right / samples))
+    assert all(each.low <= each.confidence <= each.high for each in pooled)
+    assert [each.low for each in pooled[1:]] == [each.high for each in pooled[:-1]]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"samples": -3}, {"samples": 1e13}, {"accuracy": 1.5}, {"confidence": -1e308}, {"accuracy": None}]
+)
+def test_bins_that_cannot_be_are_left_out(tmp_path, bad):
+    (run,) = read_runs([make_run(tmp_path / "run")])
+    bins = list(run.summary["reliability"])
+    bins[-1] = bins[-1] | bad
+    changed = replace(run, summary={**run.summary, "reliability": bins})
+    assert reliability([changed]) == reliability([run])[:-1]
+
+
+def reliability_bars(run) -> list:
+    """The bars of the diagram, and its tooltips."""
+    (plot,) = [p for p in run_page([run]).plots() if p.name == "reliability"]
+    with drawn(plot) as chart:
+        return list(chart.axes.patches), [tips[0] for tips in chart.tips.values()], plot.text
+
+
+def test_bars_of_reliability_lie_apart_are_paler_with_fewer_samples_and_tell_how_many(tmp_path):
+    (run,) = read_runs([make_run(tmp_path / "run")])
+    few = [dict(entry) for entry in run.summary["reliability"]]
+    few[2]["samples"] = 1
+    bars, tips, text = reliability_bars(replace(run, summary={**run.summary, "reliability": few}))
+    assert len(bars) == 13
+    assert all(a.get_x() + a.get_width() < b.get_x() for a, b in pairwise(bars))
+    opacity = [bar.get_alpha() for bar in bars]
+    assert opacity == sorted(opacity) and opacity[0] < 0.25 and opacity[-1] == 1
+    assert tips[0].startswith("1 prediction\n") and tips[-1].startswith("588 predictions\n")
+    assert "Bars: how often" in text and "Paler: fewer" in text
+
+
+def colours_of(chart, words: str) -> set[str]:
+    """Of the points whose tooltip has these words."""
+    marked = [gid for gid, tips in chart.tips.items() if any(tip.startswith(words) for tip in tips)]
+    found = [line for line in chart.axes.lines if line.get_gid() in marked]
+    return {
+        (line.get_markeredgecolor(), line.get_markerfacecolor())[line.get_markerfacecolor() != PAPER.light]
+        for line in found
+    }
+
+
+def test_tickets_and_the_superposed_one_have_one_colour_in_all_plots_of_a_run(tmp_path):
+    (run,) = read_runs([make_run(tmp_path / "run")])
+    found = {"before": set(), "ticket": set(), "superposed": set()}
+    for plot in run_page([run]).plots():
+        with drawn(plot) as chart:
+            for words, colours in found.items():
+                colours |= colours_of(chart, words)
+    assert found == {"before": {MUTED.light}, "ticket": {SERIES[0].light}, "superposed": {SERIES[1].light}}
+    bars, *_ = reliability_bars(run)
+    assert {to_hex(bar.get_facecolor()) for bar in bars} == {SERIES[1].light}
+
+
+@pytest.mark.parametrize("settings", [2, 6, 12])
+def test_names_of_settings_do_not_lie_over_the_layers(tmp_path, settings):
+    flags = [{"lr": 0.1 + n / 100, "label_smoothing": n / 100} for n in range(settings)]
+    runs = read_runs([make_run(tmp_path / str(n), layers=("a", "b"), **f) for n, f in enumerate(flags)])
+    (plot,) = [p for p in run_page(runs).plots() if p.name == "layers-end"]
+    with drawn(plot) as chart:
+        chart.inline(plot)
+        (legend,) = chart.figure.legends
+        words = legend.get_texts()
+        axes = chart.axes.get_tightbbox()
+        assert legend.get_window_extent().y0 >= axes.y1 - 1
+        assert axes.height > 60
+        assert len(words) == min(settings, 6)
+        assert MUTED.light not in {to_hex(word.get_color()) for word in words}
 
 
 def test_the_cycles_get_a_third_of_the_axis_and_the_tickets_their_places(tmp_path):

@@ -16,6 +16,7 @@ from suptickets.experiments.results import notes, page, spent, write_pages
 from suptickets.experiments.store import Store
 from suptickets.report import stored_runs
 from suptickets.report.chart import drawn
+from suptickets.report.html import html
 from suptickets.report.runs import grouped
 from suptickets.report.stored import trained
 
@@ -45,7 +46,7 @@ def test_a_store_alone_shows_all_that_it_knows(tmp_path):
     where = "cifar10-vgg16"
     for kind in ("settings-accuracy", "settings-nll", "settings-ece", "flops-training", "flops-inference"):
         assert f"{kind}-{where}" in names(one)
-    for kind in ("test-accuracy", "layers-end", "reliability"):
+    for kind in ("test-accuracy", "layers-end", "reliability-0", "reliability-1"):
         assert f"{kind}-{where}-90" in names(one)
     assert {f"diversity-kl-{where}", f"diversity-disagreement-{where}"} <= names(one)
     assert not [name for name in names(one) if name.startswith(("learning-rate", "train-", "layers-0"))]
@@ -175,13 +176,26 @@ def test_networks_of_several_seeds_are_a_setting_of_their_own(tmp_path):
     assert "KL divergence of the heads, members, tickets or networks" in titles
 
 
-@pytest.mark.parametrize("measures", [{}, {"start": 3, "ensemble": [], "layers": "x", "reliability": [1]}])
+@pytest.mark.parametrize(
+    "measures", [{}, {"start": {}, "ensemble": None, "layers": [{}], "reliability": [{}]}]
+)
 def test_a_line_with_hardly_anything_in_it_has_a_page(tmp_path, measures):
     reading = reading_of("vgg16", RIGL)
     line = {"cell": reading.key, "seed": 1, **Mode().as_dict(), "measures": {"accuracy": 0.8} | measures}
     Store(tmp_path).add(line)
     for format in ("html", "md", "tex"):
         assert write_pages(tmp_path, ["vgg16"], tmp_path / format, format=format)
+
+
+@pytest.mark.parametrize("absurd", [-1e308, 1e308, -1.0])
+def test_absurd_numbers_in_a_store_are_missing(tmp_path, absurd):
+    make_store(tmp_path, "vgg16", cells=RIGL, seeds=(1,))
+    lines = Store(tmp_path).read()
+    changed = lines[0]["measures"] | {"accuracy": absurd, "ece": absurd, "diversity": {"kl": absurd}}
+    Store(tmp_path).add({**lines[0], "measures": changed})
+    one = pages(tmp_path, "vgg16")
+    assert one.numbers[0].text.split()[0] == str(len(lines) - 1)
+    assert "<svg" in html(one)
 
 
 def test_a_page_of_many_runs_is_small(tmp_path):

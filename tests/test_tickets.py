@@ -1195,6 +1195,56 @@ def test_single_tickets_that_were_not_kept():
         training.tickets.tickets  # noqa: B018
 
 
+def test_a_ticket_too_few_is_told():
+    """A loop that ends before `total_steps`, as when GradScaler has skipped steps."""
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    network = st.sparsify(model, st.RigL(0.8, interval=4), optimizer, seed=0)
+    tickets = st.SupTickets(network, 18, 4, 3, (LOW, HIGH))
+
+    def go(steps):
+        for step in range(steps):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    with refused(
+        "there is no ticket yet: the first is collected after step 10, and the network has seen 0 ste"
+    ):
+        tickets.ticket()
+    go(17)
+    with pytest.warns(
+        RuntimeWarning, match="2 of 3 tickets .* 18 steps, .* has seen 17 steps of its optimizer"
+    ):
+        tickets.ticket()
+    go(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tickets.ticket()
+
+
+@pytest.mark.parametrize("method", [st.RigL(0.8), st.Static(0.8)])
+@pytest.mark.parametrize("boosted", [False, True])
+def test_training_without_an_optimizer_is_told_once(method, boosted):
+    model = build_model()
+    network = st.sparsify(model, method, seed=0)
+    if boosted:
+        st.SupTickets(network, 18, 4, 3, (LOW, HIGH))
+    x, _ = batch(0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with torch.no_grad():
+            model(x)
+        model.eval()(x)
+        assert not told
+        model.train()(x)
+        model(x)
+    expected = boosted or isinstance(method, st.RigL)
+    assert [str(one.message)[:24] for one in told] == ["no optimizer is attached"] * expected
+    network.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_no_optimizer():
     network = st.sparsify(build_model(), st.RigL(0.8), seed=0)
     tickets = st.SupTickets(network, 18, 4, 3, (LOW, HIGH))

@@ -80,6 +80,9 @@ VALUES = [
     ("--batch-size 0", "--batch-size must be at least 1"),
     ("--lr -1", "--lr must be at least 0"),
     ("--lr nan", "--lr must be"),
+    ("--seed 99999999999999999999999", "--seed must be below 2**63"),
+    ("--cycle-epochs 0.01", "use a higher --cycle-epochs"),
+    ("--booster tree-net --members 1000000000", "--members must be at most 1,000"),
     ("--lr inf", "--lr must be"),
     ("--momentum -1", "--momentum must be"),
     ("--rate 2", "--rate"),
@@ -293,3 +296,38 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint(
         json.loads(capsys.readouterr().out)["accuracy"]
         == json.loads(before[run / "summary.json"])["accuracy"]
     )
+
+
+OWN = """
+from torch import nn
+
+def needs(a, b): return nn.Linear(a, b)
+def boom(): raise RuntimeError("no such thing")
+def three(): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(10))
+def few(size): return nn.Sequential(nn.Flatten(), nn.Linear(size * size, 3))
+def nothing(): return nn.Flatten()
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "flops"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("needs", "own_models:needs failed: "),
+        ("boom", "own_models:boom failed: no such thing"),
+        ("three", "does not take images"),
+        ("few", "not a logit for each class: [2, 10]"),
+        ("nothing", "no parameters"),
+    ],
+)
+def test_own_models_that_do_not_fit(capsys, tmp_path: Path, monkeypatch, command, name, message) -> None:
+    (tmp_path / "own_models.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    options = ("--recipe", "digits", "--model", f"own_models:{name}")
+    assert message in fails(capsys, command, *options, *(("--out", "run") if command == "train" else ()))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", [("--size", 100_000), ("--classes", 99_999_999_999)])
+def test_a_model_that_is_too_large_to_be_counted(capsys, option) -> None:
+    assert "does not fit into the memory" in fails(capsys, "flops", "--model", "mlp", *option)

@@ -217,7 +217,8 @@ def _show_train(result: dict[str, Any], console: Console) -> None:
         console.print(f"everything is in {summary['run']}", highlight=False, soft_wrap=True)
     if "mean" in result:
         mean, deviation = result["mean"], result["deviation"]
-        scores = (f"{key} {mean[key]:.4f} ({deviation[key]:.4f})" for key in mean)
+        forms = {"accuracy": ".2%", "ece": ".2%"}
+        scores = (f"{k} {mean[k]:{(f := forms.get(k, '.4f'))}} ({deviation[k]:{f}})" for k in mean)
         console.print(f"mean (deviation) of the seeds: {', '.join(scores)}", highlight=False, soft_wrap=True)
 
 

@@ -21,7 +21,7 @@ from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
 from suptickets.errors import SparsityError, fraction, unknown, whole
 from suptickets.layers import Layer
-from suptickets.optimizer_state import OptimizerState, matched, moved
+from suptickets.optimizer_state import OptimizerState, matched, moved, told_unattached
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
 from suptickets.saved import FORMAT, check_state, keys
@@ -52,7 +52,7 @@ class SparseNetwork:
         self._explicit = self._stepped = False
         self._held = False
         self._loaded_optimizer = False
-        self._warned = False
+        self._warned = self._told = False
         self._handles: list[Any] = []
         self._hooked = False
         self._links = [
@@ -257,6 +257,8 @@ class SparseNetwork:
         return self.booster is not None and self.booster.holds(step)
 
     def _before_forward(self) -> None:
+        if self.state is None and (self.method.changes or self.booster is not None) and not self._told:
+            self._told = told_unattached(self.model)
         if dist.is_available() and dist.is_initialized():
             self.ranks.meet(self.generator, self.step)
 

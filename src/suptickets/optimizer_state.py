@@ -7,6 +7,7 @@ optimizer: one step on a stand-in parameter whose values and gradients are zero.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -148,6 +149,19 @@ def check_optimizer(optimizer: object) -> None:
             f"{type(optimizer).__name__} keeps state that does not belong to single connections: "
             "use an optimizer whose state is scalars or parameter-shaped (SGD, Adam, RMSprop, ...)"
         )
+
+
+def told_unattached(model: nn.Module) -> bool:
+    """Warn in a pass that trains connections which nothing will ever change; True if it is one."""
+    if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
+        return False
+    warnings.warn(
+        "no optimizer is attached, so connections will not change: sparsify(model, method, optimizer), or "
+        "network.attach(optimizer)",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return True
 
 
 def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
+from suptickets.errors import SparsityError
 from suptickets.ranks import forget
 from suptickets.weight import SparseWeight, restore
 
 
 def densified(model: nn.Module) -> nn.Module:
     """A plain copy of a model, with no trace of the library."""
+    refuse_parametrized(model)
     plain = copy.deepcopy(model)
     for weight in [module for module in plain.modules() if isinstance(module, SparseWeight)]:
         restore(weight)
@@ -22,6 +25,15 @@ def densified(model: nn.Module) -> nn.Module:
             del hooks[key]
     forget(plain)
     return plain
+
+
+def refuse_parametrized(model: nn.Module) -> None:
+    """Refuse a model whose weights are computed from other parameters, by masks or else."""
+    if any(parametrize.is_parametrized(module) for module in model.modules()) or prune.is_pruned(model):
+        raise SparsityError(
+            "the model has parametrizations or masks: remove them first "
+            "(parametrize.remove_parametrizations, prune.remove)"
+        )
 
 
 class Link:

@@ -16,6 +16,7 @@ from suptickets.layers import Candidate, DenseLayer, Layer, Patterns, choose
 from suptickets.methods import Method
 from suptickets.network import SparseNetwork
 from suptickets.optimizer_state import check_optimizer, store_state
+from suptickets.plain import refuse_parametrized
 from suptickets.weight import SparseWeight, restore, store
 
 
@@ -80,7 +81,8 @@ def _refuse(model: nn.Module, method: Method) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise SparsityError("the model has no values yet (it is on the meta device): move it first")
     if not isinstance(method, Method):
-        raise SparsityError(f"expected a method such as RigL(sparsity=0.9), not {method!r}")
+        given = repr(method) if isinstance(method, str | type) else type(method).__name__
+        raise SparsityError(f"expected a method such as RigL(sparsity=0.9), not {given}")
     modules = list(model.modules())
     if any(isinstance(module, SparseWeight) for module in modules):
         raise SparsityError("the model is sparse already: sparsify a fresh one")
@@ -95,7 +97,4 @@ def _refuse(model: nn.Module, method: Method) -> None:
         raise SparsityError("sparsify the model first, then wrap it in DistributedDataParallel")
     if "OptimizedModule" in kinds:
         raise SparsityError("sparsify the model first, then compile it")
-    if any(torch.nn.utils.parametrize.is_parametrized(module) for module in modules):
-        raise SparsityError(
-            "the model has parametrizations: remove them first (parametrize.remove_parametrizations)"
-        )
+    refuse_parametrized(model)

@@ -24,7 +24,10 @@ Criteria = tuple[str, str] | Sequence[tuple[str, str]] | None
 
 
 def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
-    """Optimizer steps in so many epochs of a loader (or of so many batches)."""
+    """Optimizer steps in so many epochs of a loader, one for each batch; or of so many steps an epoch.
+
+    A loop that accumulates the gradients of 4 batches has `len(loader) // 4` steps an epoch.
+    """
     if not isinstance(epochs, int | float) or not 0 <= epochs < float("inf"):
         raise SparsityError(f"epochs must be a number, at least 0, not {epochs!r}")
     if not isinstance(loader, int | Sized):
@@ -243,13 +246,29 @@ class SupTickets:
         """
         if not self.collected:
             first = self.start + self.cycle.collected_at(self.cycle_steps)
-            raise SparsityError(f"there is no ticket yet: the first is collected after step {first}")
+            raise SparsityError(
+                f"there is no ticket yet: the first is collected after step {first}, and {self._seen()}"
+            )
+        if self.superposition.count < self.cycles + self.include_start:
+            warnings.warn(
+                f"{self.superposition.count} of {self.cycles + self.include_start} tickets are there: the "
+                f"training has {self.total_steps} steps, and {self._seen()}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if self.batch_norm == "recompute" and loader is None:
             raise SparsityError("batch_norm='recompute' needs data: call ticket(loader)")
         plain = self._plain(self.superposition.result())
         if self.batch_norm == "recompute" and loader is not None:
             recompute(plain, loader)
         return plain
+
+    def _seen(self) -> str:
+        """How far the network is, and what may keep it from being farther."""
+        step = self.network.step
+        usual = "total_steps counts steps of the optimizer, not batches; GradScaler may skip some"
+        other = "is the one that trains it attached (network.attach)?"
+        return f"the network has seen {step} steps of its optimizer: {usual if step else other}"
 
     @property
     def tickets(self) -> list[nn.Module]:

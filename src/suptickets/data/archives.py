@@ -13,7 +13,7 @@ import tempfile
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -86,8 +86,8 @@ def _intact(path: Path, checksum: str) -> bool:
 def _download(archive: Archive, path: Path, or_else: str) -> None:
     """Into a folder of its own beside `path`, which appears only when it is complete and right."""
     try:
-        with _beside(path) as part:
-            with urllib.request.urlopen(archive.url, timeout=TIMEOUT) as source, part.open("wb") as target:
+        with urllib.request.urlopen(archive.url, timeout=TIMEOUT) as source, _beside(path) as part:
+            with part.open("wb") as target:
                 _copy(source, target, archive.name)
             if not _intact(part, archive.checksum):
                 raise OSError("what came has the wrong checksum")
@@ -113,10 +113,19 @@ def _copy(source: IO[bytes], target: IO[bytes], name: str) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A path beside `path` that no other process uses and that is gone in the end, whatever happens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.name + ".", suffix=".part") as folder:
-        yield Path(folder) / path.name
+    """A path beside `path` that no other process uses and that is gone in the end, whatever happens.
+
+    So are the folders that were made for it, unless something lies in them.
+    """
+    made = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.name + ".", suffix=".part") as folder:
+            yield Path(folder) / path.name
+    finally:
+        with suppress(OSError):  # one that is not empty stays, and so do those above it
+            for empty in made:
+                empty.rmdir()
 
 
 def unpack(archive: Path, folder: Path) -> None:

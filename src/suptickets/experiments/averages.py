@@ -92,7 +92,7 @@ class Finished:
 
     def _superpose(self, wanted: Settings, into: RunFolder) -> None:
         files = self.folder.singles()[: wanted.cycles]
-        about = read_ticket(files[0])[1]
+        about = {key: value for key, value in read_ticket(files[0])[1].items() if key != "living"}
         state = superpose(
             files,
             wanted.rule,
@@ -143,7 +143,8 @@ def together(folders: list[Path], settings: Settings) -> Measures:
 
 def _evaluated(paths: Sequence[Path], settings: Settings) -> Measures:
     """Networks of runs with these settings, on their data."""
-    return evaluate(paths, data_dir=settings.data_dir, device=settings.device, model=settings.model)
+    own = settings.model if ":" in settings.model else None
+    return evaluate(paths, data_dir=settings.data_dir, device=settings.device, model=own)
 
 
 def located(settings: Settings, data_dir: str | None) -> Settings:

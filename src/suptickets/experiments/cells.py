@@ -184,6 +184,8 @@ class Experiment:
 def select(cells: Iterable[Cell], where: str) -> tuple[Cell, ...]:
     """The cells that a filter such as `sparsity=0.95,method=rigl` leaves; a key given twice takes both."""
     texts = [(cell, {key: _text(value) for key, value in cell.as_dict().items()}) for cell in cells]
+    if where and not where.strip(" ,"):
+        raise SparsityError(f"{where!r} is no filter: write KEY=VALUE, as in sparsity=0.95,method=rigl")
     wanted: dict[str, set[str]] = {}
     for term in filter(None, where.replace(" ", "").split(",")):
         name, equals, value = term.partition("=")

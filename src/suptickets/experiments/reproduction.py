@@ -97,7 +97,9 @@ def reproduce(
     runner.run([Compare(*job, *pair) for pair in _together(there, seeds, store, mode)])
     found = table(chosen, Results(store.read(), mode), seeds)
     told = {"missing": list(missing.values()), "failed": runner.failed, "damaged": store.damaged}
-    return {**about, "cells": found, "notes": notes(mode, chosen), **told}
+    alone = seeds == 1 and any(cell.booster == TOGETHER or cell.measure == "p_value" for cell in chosen)
+    few = ["A dense ensemble and a p-value need two seeds at least."] if alone else []
+    return {**about, "cells": found, "notes": [*notes(mode, chosen), *few], **told}
 
 
 def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out: str | Path) -> str:

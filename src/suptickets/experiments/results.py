@@ -38,6 +38,7 @@ from suptickets.report import (
     write_book,
     write_page,
 )
+from suptickets.report.cells import NOBODY
 from suptickets.report.colours import SERIES, series
 from suptickets.report.document import Page, Plot
 from suptickets.report.runs import setting_name
@@ -48,6 +49,12 @@ from suptickets.training.settings import Settings, build, resolve
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
+# What is bold in the paper, where that is not the best of those that differ in the booster.
+MARKS = {
+    "granet-vs-dense": better_than(method="dense"),
+    "swa": best_among("booster", "method"),
+    **dict.fromkeys(("large-lr", "variance", "diversity"), NOBODY),
+}
 UNSHOWN = ("experiment", "measure", *VARIATIONS)
 
 FORKED = (
@@ -156,7 +163,7 @@ def page(
         [_shown(*cell) for cell in cells],
         runs=stored_runs(used, folder),
         figure=_schedule if name == "schedule" else FIGURES.get(name),
-        mark=better_than(method="dense") if name == "granet-vs-dense" else best_among("booster"),
+        mark=MARKS.get(name, best_among("booster")),
         notes=notes(mode, own.table),
         command="\n".join(commands) or _command(name, mode, where),
         results=used,
@@ -281,7 +288,10 @@ def _chosen(store: Store, scale: float | None, separate: bool | None) -> list[di
         asked += "" if scale is None else f" at scale {scale:g}"
         found = "; ".join(sorted({str(mode_of(record)) for record in records}))
         raise SparsityError(f"there are no results yet{asked}: those in {store.folder} are {found}")
-    return left
+    plain = [
+        r for r in left if not r["changes"]
+    ]  # other settings than the paper's come in only by themselves
+    return plain or left
 
 
 def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:

@@ -86,7 +86,7 @@ class Runner:
 
     def _start(self, executor: Any, work: Job, slot: int) -> Any:
         if self.kind != "local":
-            return executor.submit(work)
+            return _submitted(executor, work)
         gpus = visible_gpus()
         if gpus:
             executor.update_parameters(gpus_per_node=1, visible_gpus=[gpus[slot % len(gpus)]])
@@ -198,3 +198,14 @@ def visible_gpus() -> list[int]:
         raise SparsityError(
             f"CUDA_VISIBLE_DEVICES={named} names no numbers: use those that nvidia-smi -L lists"
         ) from error
+
+
+def _submitted(executor: Any, work: Job) -> Any:
+    """By Slurm, if it takes the job."""
+    from submitit.core.utils import FailedJobError
+
+    try:
+        return executor.submit(work)
+    except FailedJobError as error:
+        told = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise SparsityError(f"Slurm does not take the job: {told[0]}") from error

@@ -95,7 +95,7 @@ def _lines(file: Path) -> list[str]:
 
 def _record(line: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
-        record = json.loads(line)
+        record = json.loads(line, parse_constant=lambda name: None)
         if _is(record, {**LINE, "measures": dict}) and _sound(record):
             return dict(record)
     return None
@@ -104,6 +104,8 @@ def _record(line: str) -> dict[str, Any] | None:
 def _sound(record: Mapping[str, Any]) -> bool:
     """Whether all within a line has the form that it is written in."""
     measures = _there(record["measures"])
+    if isinstance(record["seed"], bool) or not 0 < record["scale"] <= 1:
+        return False
     if not (_is(record["cell"], CELL) and _is(_there(record), OTHERS, part=True)):
         return False
     if not _is(measures, MEASURED, part=True):
@@ -159,7 +161,9 @@ def only_mode(records: Sequence[Mapping[str, Any]]) -> Mode:
     modes = sorted({str(mode_of(record)) for record in records})
     if len(modes) > 1:
         found = "; ".join(modes)
-        raise SparsityError(f"these do not go into one table ({found}): say which with --scale, --separate")
+        raise SparsityError(
+            f"these do not go into one table ({found}): say which with --scale, --separate or --no-separate"
+        )
     if not records:
         raise SparsityError("there are no results yet: run suptickets reproduce")
     return mode_of(records[0])

@@ -11,7 +11,7 @@ divergence infinite, and with it the average.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import combinations, permutations
 from math import log
@@ -48,8 +48,9 @@ class Diversity:
     @torch.no_grad()
     def add(self, logits: Sequence[Tensor]) -> None:
         """Count a batch: each predictor's (samples, classes) logits or log-probabilities for it."""
-        if len(logits) != self.predictors:
-            raise SparsityError(f"expected the logits of {self.predictors} predictors, not of {len(logits)}")
+        if not isinstance(logits, Sized) or len(logits) != self.predictors:
+            given = len(logits) if isinstance(logits, Sized) else type(logits).__name__
+            raise SparsityError(f"expected a list of the logits of {self.predictors} predictors, not {given}")
         known = _all_log_probabilities(logits)
         named = [p.argmax(dim=1) for p in known]
         self.samples += len(named[0])

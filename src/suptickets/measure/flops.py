@@ -53,6 +53,13 @@ class Flops:
         """Sparse over dense."""
         return self.sparse / self.dense if self.dense else 1.0
 
+    def living(self, shares: Mapping[str, float]) -> Flops:
+        """The same pass, with such shares of the connections of these layers alive."""
+        known = {n: layer for n, layer in self.layers.items() if n in shares}
+        changed = {n: LayerFlops(layer.dense, round(layer.dense * shares[n])) for n, layer in known.items()}
+        more = sum(changed[n].sparse - layer.sparse for n, layer in known.items())
+        return Flops(self.dense, self.sparse + more, {**self.layers, **changed})
+
 
 class _Counter(TorchDispatchMode):
     """Counts every operation that has a formula, and finds the weight in it by its storage."""
@@ -95,6 +102,8 @@ def flops(model: nn.Module, example_input: Any) -> Flops:
     """
     if not isinstance(model, nn.Module):
         raise SparsityError(f"expected a torch.nn.Module, not {type(model).__name__}")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SparsityError("the model has no values yet (it is on the meta device): move it first")
     plain = densified(model).eval()
     living = {w.name: w.density for w in model.modules() if isinstance(w, SparseWeight)}
     found: dict[str, tuple[str, float]] = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, whole
 
 BINS = 15
 TOP = 5
@@ -57,7 +57,7 @@ class Tally:
 
     def __init__(self, device: torch.device | str = "cpu", bins: int = BINS) -> None:
         """Nothing counted yet."""
-        self.bins = bins
+        self.bins = whole("bins", bins)
         self.nll, self.among_top, self.strangers = torch.zeros(3, dtype=torch.float64, device=device)
         self.samples, self.confidence, self.correct = torch.zeros(3, bins, dtype=torch.float64, device=device)
 

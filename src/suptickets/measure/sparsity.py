@@ -57,6 +57,11 @@ class ModelSparsity:
         """Share of the weights that are zero."""
         return 1 - self.nonzero / self.parameters if self.parameters else 0.0
 
+    @property
+    def densities(self) -> dict[str, float]:
+        """Share of the weights of each layer that are not."""
+        return {name: 1 - layer.sparsity for name, layer in self.layers.items()}
+
 
 def sparsity(model: nn.Module | Mapping[str, Any]) -> ModelSparsity:
     """Count the zeros of a model (sparsified ones too) or of a state dict.

@@ -27,6 +27,7 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     sparse: ClassVar[bool] = True  # whether weights are stored sparse at all
+    changes: ClassVar[bool] = False  # whether connections change after some steps
     observes: ClassVar[bool] = False  # whether it needs the gradient of all positions at every step
     prune: ClassVar[str] = "magnitude"  # the criteria of an exploration; static methods borrow RigL's
     grow: ClassVar[str] = "gradient"
@@ -94,6 +95,8 @@ class Dynamic(Method):
         total_steps: steps of the whole training; needed for `cosine` and for a `stop` below 1.
         stop: the fraction of `total_steps` after which connections stay as they are.
     """
+
+    changes: ClassVar[bool] = True
 
     _: KW_ONLY
     interval: int = 1000

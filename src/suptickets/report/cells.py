@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from math import hypot
 from typing import Any, NamedTuple, TypeAlias
@@ -55,6 +55,11 @@ class CellResult:
     def kind(self) -> Measure:
         """How the measure is written."""
         return measure(self.measure)
+
+    def sound(self) -> CellResult:
+        """Without a result of ours that cannot be one, whatever a store holds."""
+        known = () if self.ours is None else (self.ours.mean, self.ours.sd or 0.0)
+        return self if all(map(self.kind.possible, known)) else replace(self, ours=None)
 
     def mean(self, side: str) -> float | None:
         """Of `paper` or `ours`."""
@@ -156,6 +161,9 @@ def better_than(**baseline: Setting) -> Mark:
 
     what = ", ".join(plain(value) for value in baseline.values())
     return Mark(marks, f"Bold: at least as good as {what}.")
+
+
+NOBODY = Mark(lambda cells, side: Marks(set(), set()), "")
 
 
 def _goodness(cell: CellResult, side: str) -> float:

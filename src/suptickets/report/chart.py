@@ -11,6 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -92,8 +93,12 @@ class Chart:
         dashed: bool = False,
         tips: int = TIPS,
     ) -> None:
-        """A line, named at its end, with a band of one deviation, and at most so many tooltips along it."""
-        self.axes.plot(x, y, color=colour.light, linestyle=DASHES if dashed else "-", zorder=2.5)
+        """A line, named at its end, with a band of one deviation, and at most so many tooltips along it.
+
+        Grey ones lie beneath the others.
+        """
+        level = 2.4 if colour is MUTED else 2.5
+        self.axes.plot(x, y, color=colour.light, linestyle=DASHES if dashed else "-", zorder=level)
         if any(deviation):
             low, high = (np.add(y, np.multiply(sign, deviation)) for sign in (-1, 1))
             self.axes.fill_between(x, low, high, color=colour.light, alpha=0.15, linewidth=0)
@@ -146,19 +151,27 @@ class Chart:
         """Words; `place` as for matplotlib's `annotate`."""
         self.axes.annotate(text, (x, y), color=colour.light, **({"fontsize": 10.5} | place))
 
-    def key(self, names: Sequence[str], colours: Sequence[Colour]) -> None:
-        """Names of colours, above the axes, in as many columns as there is room for.
+    def key(self, names: Sequence[str], colours: Sequence[Colour], hollow: Sequence[bool] = ()) -> None:
+        """Names of colours, above the axes, in as many columns as there is room for; the plot grows by them.
 
         For plots in which nothing ends where a name could stand.
         """
         marks = [Line2D([], [], marker="o", linestyle="", color=colour.light) for colour in colours]
+        for mark in compress(marks, hollow):
+            mark.set_markerfacecolor(PAPER.light)
         shown = [shortened(name).lstrip("_") for name in names]  # matplotlib leaves such names out
-        look: dict[str, Any] = {"frameon": False, "handlelength": 0.6, "labelcolor": "linecolor"}
+        look: dict[str, Any] = {
+            "frameon": False,
+            "handlelength": 0.6,
+            "labelcolor": [c.light for c in colours],
+        }
         for columns in range(3 if len(names) > 4 else 2, 0, -1):
             legend = self.figure.legend(marks, shown, loc="outside upper left", ncols=columns, **look)
-            if columns == 1 or legend.get_window_extent().width <= 0.96 * self.figure.bbox.width:
-                return
+            extent = legend.get_window_extent()
+            if columns == 1 or extent.width <= 0.96 * self.figure.bbox.width:
+                break
             legend.remove()
+        self.figure.set_figheight(self.height / 72 + extent.height / self.figure.dpi)
 
     def cycles(self, borders: Sequence[float], *, stretch: bool = True) -> None:
         """The phase of the cycles, shaded, with the number of each ticket above the end of its cycle.

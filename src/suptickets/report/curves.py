@@ -12,10 +12,10 @@ from functools import partial
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
-from suptickets.report.colours import MUTED, SERIES, Colour
+from suptickets.report.colours import MUTED, Colour
 from suptickets.report.document import Plot
-from suptickets.report.looks import Look, looks
-from suptickets.report.measures import MEASURES, Measure, number
+from suptickets.report.looks import ENSEMBLE, START, SUPERPOSED, TICKET, Look, looks
+from suptickets.report.measures import MEASURES, Measure, reading
 from suptickets.report.runs import Curve, Group, Run, common_cycles
 from suptickets.training.settings import PREDICTION_ENSEMBLES
 
@@ -72,7 +72,9 @@ class Lines:
             for one, look in marked:
                 _mark_tickets(chart, one, look.colour, self, several=len(marked) > 1)
 
-        text = "Dashed: without a booster." if any(line.dashed for line in self.lines) else ""
+        dashed = "Dashed: without a booster." if any(line.dashed for line in self.lines) else ""
+        beyond = any(look.colour is MUTED for _, look in marked)
+        text = f"{dashed}{' Grey: further settings.' if beyond else ''}".strip()
         return Plot(self.name, self.title, draw, text)
 
     def _axes(self, chart: Chart, borders: Sequence[float]) -> None:
@@ -117,16 +119,16 @@ def _one_setting(group: Group) -> list[Lines]:
         return Line(name, colour, [run.curve(key) for run in group.runs])
 
     def test(name: str, key: str) -> Line:
-        return Line(name, SERIES[0], [_tested(run, key) for run in group.runs])
+        return Line(name, TICKET, [_tested(run, key) for run in group.runs])
 
-    rates = Line("", SERIES[0], [run.learning_rates() for run in group.runs])
+    rates = Line("", TICKET, [run.learning_rates() for run in group.runs])
     loss = [line("training", MUTED, "loss"), test("test (NLL)", "nll")]
     accuracy = [line("training", MUTED, "train_accuracy"), test("test", "accuracy")]
     return [
         Lines("learning-rate", "Learning rate", RATE, [rates], "lr"),
         Lines("loss", "Loss", LOSS, loss, "nll"),
         Lines("accuracy", "Accuracy", MEASURES["accuracy"], accuracy, "accuracy"),
-        Lines("sparsity", "Sparsity", MEASURES["sparsity"], _moving([line("", SERIES[0], "sparsity")])),
+        Lines("sparsity", "Sparsity", MEASURES["sparsity"], _moving([line("", TICKET, "sparsity")])),
     ]
 
 
@@ -159,7 +161,7 @@ def _tested(run: Run, key: str) -> Curve:
     if len(curve) > 1 or not run.tickets:
         return curve
     scores = [run.summary.get("start"), *run.tickets]
-    values = [number(score.get(key)) if isinstance(score, Mapping) else None for score in scores]
+    values = [reading(score, key) if isinstance(score, Mapping) else None for score in scores]
     return [(x, y) for x, y in zip(run.cycles, values, strict=False) if y is not None]
 
 
@@ -171,8 +173,8 @@ def _moving(lines: list[Line]) -> list[Line]:
 
 def _mark_tickets(chart: Chart, one: Group, colour: Colour, lines: Lines, *, several: bool) -> None:
     """The network before the cycles (hollow), the tickets, and the superposed one (a diamond)."""
-    cycles, key = common_cycles(one.runs), lines.score
-    label = f"{one.label}: " if several else ""
+    cycles, key, single = common_cycles(one.runs), lines.score, not several and len(one.runs) == 1
+    label, size = (f"{one.label}: ", 5.0) if several else ("", 7.0)
 
     def point(epoch: float, name: str, value: float | None) -> list[Point]:
         return [] if value is None else [(epoch, value, f"{label}{name}\n{lines.measure.show(value)}")]
@@ -181,16 +183,15 @@ def _mark_tickets(chart: Chart, one: Group, colour: Colour, lines: Lines, *, sev
         for n, epoch in enumerate(cycles[1:], 1):
             rates = one.runs[0].learning_rates()
             rate = next((y for x, y in rates if abs(x - epoch) < 1e-6), None)
-            chart.points(point(epoch, f"ticket {n}", rate), SERIES[1])
+            chart.points(point(epoch, f"ticket {n}", rate), colour, size=size)
     elif key and cycles and one.runs[0].tickets:
-        size = 5.0 if several else 7.0
         start = point(cycles[0], "before the cycles", one.mean(key, "start"))
-        chart.points(start, colour, hollow=True, size=size)
+        chart.points(start, START if single else colour, hollow=True, size=size)
         for n, epoch in enumerate(cycles[1:]):
             chart.points(point(epoch, f"ticket {n + 1}", one.ticket(n, key)), colour, size=size)
-        chart.points(
-            point(cycles[-1], *_result(one, key)), colour if several else SERIES[1], marker="D", size=size
-        )
+        name, value = _result(one, key)
+        final = SUPERPOSED if name == "superposed" else ENSEMBLE
+        chart.points(point(cycles[-1], name, value), final if single else colour, marker="D", size=size)
 
 
 def _result(one: Group, key: str) -> tuple[str, float | None]:

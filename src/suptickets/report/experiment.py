@@ -50,7 +50,7 @@ def experiment_page(
         results: of a store, which ours came from: their versions, hardware and revision are told.
         seconds: what all runs took, added up.
     """
-    chosen = mark or best_among("booster")
+    cells, chosen = [cell.sound() for cell in cells], mark or best_among("booster")
     blocks: list[Block] = [Note(note) for note in notes]
     blocks += [*(figure(cells) if figure else []), *_grids(cells, chosen), _list(cells, chosen)]
     sections = [

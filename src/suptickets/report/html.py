@@ -106,7 +106,8 @@ def _table(table: Table) -> Html:
     hint = element("p", "Scroll sideways: there are more columns →", class_="hint")
     scroll = element("div", grid, class_="scroll", tabindex="0")
     if table.folded:
-        return element("details", element("summary", table.title), *text, hint, scroll, class_="table")
+        title = f"{table.title} ({len(table.rows)} rows)"
+        return element("details", element("summary", title), *text, hint, scroll, class_="table")
     return element("div", element("h3", table.title), *text, hint, scroll, class_="table")
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from suptickets.report.colours import MUTED, SERIES
+from suptickets.report.colours import MUTED
 from suptickets.report.document import Cell, Plot, Table
-from suptickets.report.looks import looks
-from suptickets.report.measures import MEASURES, number, plain
+from suptickets.report.looks import MOST, Look, final_colour, first_of, looks
+from suptickets.report.measures import MEASURES, number, plain, reading
 from suptickets.report.runs import Curve, Group, Run, layer_curves, layers
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def _moves(curve: Curve) -> bool:
     return len({round(sparsity, 3) for _, sparsity in curve}) > 1
 
 
-def _height(layers: int) -> int:
-    return 85 + 15 * layers
+def _height(rows: float) -> int:
+    return round(85 + 15 * rows)
 
 
 def _over_time(place: int, one: Group, curves: Mapping[str, Curve]) -> Plot:
@@ -80,32 +80,35 @@ def _heat(chart: Chart, run: Run, curves: Sequence[Curve]) -> None:
 
 
 def end_plots(groups: Sequence[Group]) -> list[Plot]:
-    """At the end: one plot for all settings that have the layers of the first."""
-    found = [(one, look.colour, _sparsities(one)) for one, look in zip(groups, looks(groups), strict=True)]
+    """At the end: one plot for the first settings that have the layers of the first."""
+    found = [(one, look, _sparsities(one)) for one, look in zip(groups, looks(groups), strict=True)]
     names = next((list(each) for *_, each in found if any(each.values())), [])
-    same = [(one, colour, each) for one, colour, each in found if names and list(each) == names]
-    if not same:
-        return []
-
-    hollow = [one for one, look in zip(groups, looks(groups), strict=True) if look.plain]
+    same = [(one, look, each) for one, look, each in found if names and list(each) == names]
+    shown = same[:MOST]
 
     def draw(chart: Chart) -> None:
         chart.rows(names)
         chart.axis_names("", "sparsity")
         chart.percent("x")
         chart.axes.locator_params(axis="x", nbins=5)
-        for one, colour, sparsities in same:
-            label = f"{one.label}: " if len(groups) > 1 else ""
-            tips = [f"{label}{name}\n{SPARSITY.show(value)}" for name, value in sparsities.items()]
-            points = zip(sparsities.values(), range(len(names)), tips, strict=True)
-            chart.points([(x, float(y), tip) for x, y, tip in points], colour, hollow=one in hollow)
-        if len(groups) > 1:
-            shown = {one.label: colour for one, colour, _ in same if colour is not MUTED}
-            chart.key(list(shown), list(shown.values()))
+        if len(groups) == 1:
+            return _at_end(chart, "", shown[0][2], Look(final_colour(groups[0])))
+        for place, (one, look, each) in enumerate(shown, 1):
+            _at_end(chart, f"{one.label}: ", each, look, place / (len(shown) + 1) - 0.5)
+        looked = [look for _, look, _ in shown]
+        labels, colours = [one.label for one, *_ in shown], [look.colour for look in looked]
+        chart.key(labels, colours, [look.plain for look in looked])
 
-    text = "Rings: without a booster." if hollow else ""
-    key = 20 * min(len(same), len(SERIES)) // 2 if len(groups) > 1 else 0
-    return [Plot("layers-end", "Layers at the end", draw, text, height=_height(len(names)) + key)]
+    rings = "Rings: without a booster." if any(look.plain for _, look, _ in shown) else ""
+    text, rows = f"{rings}{first_of(len(same))}".strip(), len(names) * (1 if len(groups) == 1 else 1.6)
+    return [Plot("layers-end", "Layers at the end", draw, text, _height(rows))] if same else []
+
+
+def _at_end(chart: Chart, label: str, sparsities: Mapping[str, float], look: Look, aside: float = 0) -> None:
+    """The layers of one setting, a little aside in their rows where there are several."""
+    tips = [f"{label}{name}\n{SPARSITY.show(value)}" for name, value in sparsities.items()]
+    points = [(x, y + aside, tip) for y, (x, tip) in enumerate(zip(sparsities.values(), tips, strict=True))]
+    chart.points(points, look.colour, hollow=look.plain, size=5.5 if label else 7)
 
 
 def _sparsities(one: Group) -> dict[str, float]:
@@ -113,7 +116,7 @@ def _sparsities(one: Group) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for run in one.runs:
         for layer in layers(run):
-            values.setdefault(plain(layer.get("name", "")), []).append(number(layer["sparsity"]) or 0.0)
+            values.setdefault(plain(layer.get("name", "")), []).append(reading(layer, "sparsity") or 0.0)
     return {name: mean(sparsities) for name, sparsities in values.items()}
 
 
@@ -125,7 +128,7 @@ def layer_table(run: Run) -> list[Table]:
             _shape(layer.get("shape")),
             _count(layer.get("size")),
             _count(layer.get("nonzero")),
-            SPARSITY.cell(number(layer.get("sparsity"))),
+            SPARSITY.cell(reading(layer, "sparsity")),
         ]
         for layer in layers(run)
     ]

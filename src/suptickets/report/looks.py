@@ -6,8 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from suptickets.report.colours import Colour, series
+from suptickets.report.colours import MUTED, SERIES, Colour, series
 from suptickets.report.runs import Group, method_name, varying
+from suptickets.training.settings import PREDICTION_ENSEMBLES
+
+START, TICKET, SUPERPOSED, ENSEMBLE = MUTED, *SERIES[:3]  # on the page of one run
+MOST = len(SERIES)  # settings in plots that are not read with more
 
 
 class Look(NamedTuple):
@@ -32,6 +36,18 @@ def looks(groups: Sequence[Group], *, across: bool = False) -> list[Look]:
     telling = [key for key in varying([one.config for one in groups]) if key not in names]
     kinds = [json.dumps([one.config.get(key) for key in telling]) for one in groups]
     return [Look(series(list(dict.fromkeys(kinds)).index(kind))) for kind in kinds]
+
+
+def final_colour(one: Group) -> Colour:
+    """Of what a setting ends with, where it is the only one: as in the plots of its tickets."""
+    if len(one.runs) > 1 or not one.runs[0].parts:
+        return TICKET
+    return ENSEMBLE if one.config.get("booster") in PREDICTION_ENSEMBLES else SUPERPOSED
+
+
+def first_of(count: int) -> str:
+    """Which settings a plot shows, if not all; a sentence to append."""
+    return f" Shown: the first {MOST} of {count} settings." if count > MOST else ""
 
 
 def _paired(groups: Sequence[Group], names: Sequence[str]) -> bool:

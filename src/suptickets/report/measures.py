@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 from suptickets.report.document import Cell
 
+MOST = 1e12  # no number of a run is beyond it
 MINUS, NO_BREAK, NOTHING = "\N{MINUS SIGN}", "\N{NO-BREAK SPACE}", "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure: its name, its digits, and whether more (1) or less (-1) of it is better."""
+    """A measure: its name, its digits, whether more (1) or less (-1) is better, and how large it can be."""
 
     label: str
     digits: int = 4
     better: int = 0
     percent: bool = False
+    most: float = MOST
+    scientific: bool = False
 
     @property
     def header(self) -> str:
         """For a column of bare numbers."""
         return f"{self.label} (%)" if self.percent else self.label
 
+    def possible(self, value: float | None) -> bool:
+        """Whether it can be such a value: a share is between 0 and 1, and nothing is beyond all measure."""
+        if value is None or not math.isfinite(value):
+            return False
+        return 0 <= value <= 1 if self.percent else abs(value) <= self.most
+
     def rounded(self, value: float) -> float:
         """As shown: what looks equal is equal."""
+        if self.scientific:
+            return float(f"{value:.{self.digits}e}")
         return round(value * 100 if self.percent else value, self.digits)
 
     def bare(self, value: float | None, deviation: float | None = None) -> str:
         """Without the unit, for a table."""
         if value is None:
             return NOTHING
+        if self.scientific:
+            return _signed(f"{value:.{self.digits}e}").replace("e+", "e")
         shown = _signed(f"{self.rounded(value):.{self.digits}f}")
         return shown if deviation is None else f"{shown} ± {self.rounded(deviation):.{self.digits}f}"
 
@@ -64,12 +76,12 @@ MEASURES = {
     "layer_sparsity": Measure("Sparsity", 2, percent=True),
     "explored": Measure("Explored", 2, percent=True),
     "p_value": Measure("p-value", 7),
-    "train_flops": Measure("FLOPs of training", 0),
-    "test_flops": Measure("FLOPs of a forward pass", 0),
-    "layer_flops": Measure("FLOPs", 0),
+    "train_flops": Measure("FLOPs of training", 3, most=1e24, scientific=True),
+    "test_flops": Measure("FLOPs of a forward pass", 0, most=1e24),
+    "layer_flops": Measure("FLOPs", 0, most=1e24),
     "layer_parameters": Measure("Parameters", 0),
-    "train_flops_ratio": Measure("Training FLOPs", 3, -1),
-    "test_flops_ratio": Measure("Test FLOPs", 3, -1),
+    "train_flops_ratio": Measure("Training FLOPs", 3),
+    "test_flops_ratio": Measure("Test FLOPs", 3),
     "disagreement": Measure("Disagreement", 3, 1),
     "kl": Measure("KL divergence", 3, 1),
     "seconds": Measure("Seconds", 1),
@@ -82,13 +94,17 @@ def measure(name: str) -> Measure:
 
 
 def number(value: object) -> float | None:
-    """`value`, if it is a finite number: files may hold anything."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    """`value`, if it is a number that a run can hold: files may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond all floats
-        return None
+    return float(value) if -MOST <= value <= MOST else None
+
+
+def reading(holder: Mapping[str, object], key: str) -> float | None:
+    """What a line or a summary holds of a measure, if that is possible: `test_accuracy` is a share."""
+    value = number(holder.get(key))
+    kind = MEASURES.get(key) or MEASURES.get(key.removeprefix("test_").removeprefix("train_"))
+    return value if kind is None or kind.possible(value) else None
 
 
 def duration(seconds: float | None) -> str:

@@ -9,7 +9,7 @@ from suptickets.report.again import again, time_spent
 from suptickets.report.curves import curve_plots
 from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Section, Table
 from suptickets.report.layers import layer_plots, layer_table
-from suptickets.report.measures import MEASURES, NOTHING, duration, number, plain
+from suptickets.report.measures import MEASURES, NOTHING, duration, number, plain, reading
 from suptickets.report.runs import (
     Group,
     Run,
@@ -121,9 +121,9 @@ def _so_far(run: Run) -> Numbers:
     epochs = f"{number(last.get('epoch')) or 0:g} of {plain(run.config.get('epochs', '?'))}"
     return (
         Number("Epoch", epochs, "not finished"),
-        Number("Training accuracy", MEASURES["accuracy"].show(number(last.get("train_accuracy")))),
+        Number("Training accuracy", MEASURES["accuracy"].show(reading(last, "train_accuracy"))),
         Number("Training loss", MEASURES["nll"].show(number(last.get("loss")))),
-        Number("Sparsity", MEASURES["sparsity"].show(number(last.get("sparsity")))),
+        Number("Sparsity", MEASURES["sparsity"].show(reading(last, "sparsity"))),
     )
 
 
@@ -160,7 +160,7 @@ def _parts(run: Run) -> Section:
     worse = verdict(run.summary, run.tickets, str(booster)) if averaged else None
     header = ["Network", *(MEASURES[key].header for key in SCORES)]
     rows = [
-        [Cell(name), *(MEASURES[key].cell(number(scores.get(key))) for key in SCORES)]
+        [Cell(name), *(MEASURES[key].cell(reading(scores, key)) for key in SCORES)]
         for name, scores, _ in score_rows(run)
     ]
     notes: list[Block] = [Note(worse[0].upper() + worse[1:] + ".")] if worse else []
@@ -171,7 +171,7 @@ def _parts(run: Run) -> Section:
 
 def _complete(run: Run) -> bool:
     """Whether all scores are there."""
-    return all(number(one.get(key)) is not None for one in (run.summary, *run.tickets) for key in SCORES)
+    return all(reading(one, key) is not None for one in (run.summary, *run.tickets) for key in SCORES)
 
 
 def _results(groups: Sequence[Group]) -> Section:

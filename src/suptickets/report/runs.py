@@ -9,11 +9,11 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from suptickets.errors import SparsityError
 from suptickets.methods import METHODS
-from suptickets.report.measures import NO_BREAK, number, plain
+from suptickets.report.measures import MEASURES, NO_BREAK, number, plain, reading
 from suptickets.training.folder import RunFolder
 from suptickets.training.settings import CYCLIC, read_config
 
@@ -48,7 +48,7 @@ class Run:
     def value(self, key: str, part: str | None = None) -> float | None:
         """A number of the summary, or of a part of it (`start`, `ensemble`, `diversity`)."""
         holder = self.summary if part is None else self.summary.get(part)
-        return number(holder.get(key)) if isinstance(holder, Mapping) else None
+        return reading(holder, key) if isinstance(holder, Mapping) else None
 
     def setting(self, key: str) -> float | None:
         """A setting that is a number."""
@@ -85,7 +85,7 @@ class Run:
 
     def curve(self, key: str) -> Curve:
         """(epoch, value) for each epoch that has one."""
-        pairs = ((number(line.get("epoch")), number(line.get(key))) for line in self.metrics)
+        pairs = ((number(line.get("epoch")), reading(line, key)) for line in self.metrics)
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
     def learning_rates(self) -> Curve:
@@ -119,9 +119,7 @@ def narrow(borders: Sequence[float]) -> bool:
 
 def layers(run: Run) -> list[Mapping[str, Any]]:
     """The layers of the final network: name, shape, size, nonzero, sparsity."""
-    return [
-        layer for layer in _mappings(run.summary.get("layers")) if number(layer.get("sparsity")) is not None
-    ]
+    return [layer for layer in _mappings(run.summary.get("layers")) if reading(layer, "sparsity") is not None]
 
 
 def layer_curves(run: Run) -> dict[str, Curve]:
@@ -130,23 +128,38 @@ def layer_curves(run: Run) -> dict[str, Curve]:
     for line in run.metrics:
         epoch, sparsities = number(line.get("epoch")), line.get("layers")
         for name, sparsity in sparsities.items() if isinstance(sparsities, Mapping) else ():
-            if epoch is not None and (value := number(sparsity)) is not None:
+            if epoch is not None and (value := reading({"sparsity": sparsity}, "sparsity")) is not None:
                 curves.setdefault(name, []).append((epoch, value))
     return {plain(name): curve for name, curve in curves.items()}
 
 
-def reliability(runs: Sequence[Run]) -> list[tuple[float, float, float]]:
-    """(samples, confidence, accuracy) of the bins that are not empty, all runs together."""
-    sums: dict[int, list[float]] = {}
+class Bin(NamedTuple):
+    """Predictions of about the same confidence; `low` and `high` are the borders of the bin."""
+
+    low: float
+    high: float
+    samples: float
+    confidence: float
+    accuracy: float
+
+
+def reliability(runs: Sequence[Run]) -> list[Bin]:
+    """The bins that are not empty, all runs together; those that cannot be are left out."""
+    pooled: dict[tuple[float, float], list[tuple[float, ...]]] = {}
     for run in runs:
-        for place, entry in enumerate(_mappings(run.summary.get("reliability"))):
+        entries = _mappings(run.summary.get("reliability"))
+        for place, entry in enumerate(entries):
             samples, *shares = (number(entry.get(key)) for key in ("samples", "confidence", "accuracy"))
-            if samples and None not in shares:
-                total = sums.setdefault(place, [0.0, 0.0, 0.0])
-                total[0] += samples
-                total[1] += samples * (shares[0] or 0)
-                total[2] += samples * (shares[1] or 0)
-    return [(n, confidence / n, right / n) for _, (n, confidence, right) in sorted(sums.items())]
+            if samples and samples > 0 and all(map(MEASURES["accuracy"].possible, shares)):
+                borders = place / len(entries), (place + 1) / len(entries)
+                pooled.setdefault(borders, []).append((samples, *(share or 0.0 for share in shares)))
+    return [Bin(*borders, *_pooled(bins)) for borders, bins in sorted(pooled.items())]
+
+
+def _pooled(bins: Sequence[tuple[float, ...]]) -> tuple[float, float, float]:
+    total = sum(samples for samples, *_ in bins)
+    confidence, right = (sum(one[0] * one[place] for one in bins) / total for place in (1, 2))
+    return total, confidence, right
 
 
 @dataclass(frozen=True)
@@ -172,13 +185,13 @@ class Group:
 
     def of_parts(self, key: str) -> float | None:
         """The mean over all tickets (heads, members) of all runs."""
-        values = [number(part.get(key)) for run in self.runs for part in run.parts]
+        values = [reading(part, key) for run in self.runs for part in run.parts]
         known = [value for value in values if value is not None]
         return mean(known) if known else None
 
     def ticket(self, place: int, key: str) -> float | None:
         """The mean over the runs of one of their tickets, the first being 0."""
-        values = [number(run.tickets[place].get(key)) for run in self.runs if place < len(run.tickets)]
+        values = [reading(run.tickets[place], key) for run in self.runs if place < len(run.tickets)]
         known = [value for value in values if value is not None]
         return mean(known) if known else None
 

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from suptickets.report.colours import MUTED, SERIES, Colour
+from suptickets.report.colours import INK, MUTED, SERIES, Colour
 from suptickets.report.document import Plot
-from suptickets.report.looks import Look, looks
-from suptickets.report.measures import MEASURES, Measure, number
-from suptickets.report.runs import Group, Run, parts_name, reliability
+from suptickets.report.looks import (
+    ENSEMBLE,
+    MOST,
+    START,
+    SUPERPOSED,
+    TICKET,
+    Look,
+    final_colour,
+    first_of,
+    looks,
+)
+from suptickets.report.measures import MEASURES, Measure, reading
+from suptickets.report.runs import Bin, Group, Run, parts_name, reliability
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
 SCORES = ("accuracy", "nll", "ece")
-Bins: TypeAlias = Sequence[tuple[float, float, float]]  # samples, confidence, accuracy
+RELIABILITY = (
+    "Bars: how often predictions are right; lines: how sure they are. If these agree, bars end at their "
+    "lines. Paler: fewer predictions."
+)
 
 
 def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any], Colour]]:
     """The network before the cycles, every ticket, what came of them, and their ensemble."""
     rows: list[tuple[str, object, Colour]] = [
-        ("before pruning", run.summary.get("before_pruning"), MUTED),
-        ("before the cycles", run.summary.get("start"), MUTED),
+        ("before pruning", run.summary.get("before_pruning"), START),
+        ("before the cycles", run.summary.get("start"), START),
     ]
-    rows += [(f"{run.part} {n}", scores, SERIES[0]) for n, scores in enumerate(run.parts, 1)]
+    rows += [(f"{run.part} {n}", scores, TICKET) for n, scores in enumerate(run.parts, 1)]
     single = run.summary if run.config.get("booster") != "free-tickets" else None
     final = run.summary.get("superposed") or single  # the summary of an ensemble has the ensemble's scores
-    rows += [(_final_name(run), final, SERIES[1])]
-    rows += [("ensemble of the tickets", run.summary.get("ensemble"), SERIES[2])]
+    rows += [(_final_name(run), final, SUPERPOSED)]
+    rows += [("ensemble of the tickets", run.summary.get("ensemble"), ENSEMBLE)]
     return [(name, scores, colour) for name, scores, colour in rows if isinstance(scores, Mapping) and scores]
 
 
@@ -47,16 +61,17 @@ def part_plots(run: Run) -> list[Plot]:
 
 def _parts(run: Run, key: str) -> Plot:
     measure = MEASURES[key]
-    found = [(name, number(scores.get(key)), colour) for name, scores, colour in score_rows(run)]
+    found = [(name, reading(scores, key), colour) for name, scores, colour in score_rows(run)]
     rows = [(name, value, colour) for name, value, colour in found if value is not None]
 
     def draw(chart: Chart) -> None:
         _row_axes(chart, measure, [name for name, *_ in rows])
         own = [value for name, value, _ in rows if name.startswith(f"{run.part} ")]
         if own:
-            chart.axes.axvline(mean(own), color=SERIES[0].light, linestyle=":", linewidth=1.2)
+            chart.axes.axvline(mean(own), color=TICKET.light, linestyle=":", linewidth=1.2)
         for y, (name, value, colour) in enumerate(rows):
-            chart.points([(value, y, f"{name}\n{measure.show(value)}")], colour, size=9)
+            tip, marker = f"{name}\n{measure.show(value)}", "D" if colour is SUPERPOSED else "o"
+            chart.points([(value, y, tip)], colour, marker=marker, hollow=colour is START, size=8)
             chart.word(measure.bare(value), value, y, xytext=(9, 0), textcoords="offset points", va="center")
 
     title = f"{measure.label} of the {run.part}s"
@@ -138,6 +153,7 @@ def _cost(groups: Sequence[Group], key: str, what: str) -> Plot:
         chart.axis_names("Accuracy", f"FLOPs of {what}, dense = 1")
         chart.percent()
         chart.axes.margins(0.1, 0.15)
+        chart.axes.locator_params(axis="x", nbins=5)
         for one, look in zip(groups, known, strict=True):
             x, y = one.mean(key), one.mean("accuracy")
             if x is not None and y is not None:
@@ -161,54 +177,42 @@ def _named(groups: Sequence[Group], look: Look) -> bool:
 
 
 def reliability_plots(groups: Sequence[Group]) -> list[Plot]:
-    """How often a prediction is right, against how sure it is: bars for one setting, lines for several."""
-    bins = [(one, reliability(one.runs)) for one in groups]
-    found = zip(bins, looks(groups), strict=True)
-    known = [(look, one, each) for (one, each), look in found if each]
-    if not known:
-        return []
+    """How often a prediction is right, against how sure it is: a plot for each of the first settings."""
+    found = zip(groups, looks(groups), strict=True)
+    known = [(one, look, bins) for one, look in found if (bins := reliability(one.runs))]
+    if len(groups) == 1:
+        return [_reliability("", one, final_colour(one), bins, RELIABILITY) for one, _, bins in known]
+    texts = [RELIABILITY + first_of(len(known)), *[""] * MOST]
+    return [
+        _reliability(f"-{n}", one, look.colour, bins, texts[n])
+        for n, (one, look, bins) in enumerate(known[:MOST])
+    ]
 
+
+def _reliability(suffix: str, one: Group, colour: Colour, bins: Sequence[Bin], text: str) -> Plot:
     def draw(chart: Chart) -> None:
-        chart.axis_names("Accuracy", "confidence")
+        chart.axis_names("Share that is right", "confidence")
         chart.percent()
         chart.percent("x")
         chart.axes.set(xlim=(0, 1), ylim=(0, 1))
-        chart.axes.plot([0, 1], [0, 1], color=MUTED.light, linestyle=":", linewidth=1.2, zorder=2.6)
-        for look, one, each in known:
-            if len(groups) == 1:
-                _bars(chart, one, each)
-            else:
-                _line(chart, look, one, each, crowded=len(groups) > len(SERIES))
+        most = max(each.samples for each in bins)
+        for each in bins:
+            _bin(chart, each, colour, 0.15 + 0.85 * (each.samples / most) ** 0.5)
 
-    text = "On the dotted line, predictions are right as often as they say."
-    text += " Larger: more of the test data." if 1 < len(groups) <= len(SERIES) else ""
-    return [Plot("reliability", "Reliability", draw, text, height=300)]
+    title = f"Reliability: {one.label}" if suffix else "Reliability"
+    return Plot(f"reliability{suffix}", title, draw, text, height=250)
 
 
-def _tip(label: str, samples: float, confidence: float, right: float) -> str:
-    percent = MEASURES["accuracy"].show
-    return f"{label}: {samples:g} samples\n{percent(right)} right, {percent(confidence)} sure"
-
-
-def _bars(chart: Chart, one: Group, bins: Bins) -> None:
-    for samples, confidence, right in bins:
-        low, high = sorted((confidence, right))
-        chart.bar(confidence, 0, right, 0.05, SERIES[0], _tip(one.label, samples, confidence, right), 0.75)
-        chart.bar(confidence, low, high, 0.05, SERIES[1], _tip("gap", samples, confidence, right), 0.35)
-
-
-def _line(chart: Chart, look: Look, one: Group, bins: Bins, *, crowded: bool) -> None:
-    """Where there are many lines, points are of one size."""
-    total, colour, style = sum(samples for samples, *_ in bins), look.colour, "--" if look.plain else "-"
-    line = [c for _, c, _ in bins], [r for *_, r in bins]
-    chart.axes.plot(*line, color=colour.light, linewidth=1.2, linestyle=style)
-    points = [(c, right, _tip(one.label, n, c, right)) for n, c, right in bins]
-    if crowded:
-        chart.points(points, colour, size=5)
-    else:
-        for point, (samples, *_) in zip(points, bins, strict=True):
-            chart.points([point], colour, size=4 + 8 * (samples / total) ** 0.5)
-    chart.names += [(bins[-1][2], one.label, colour)] if colour is not MUTED else []
+def _bin(chart: Chart, each: Bin, colour: Colour, alpha: float) -> None:
+    """A bar for how often, a line for how sure."""
+    width, percent = each.high - each.low, MEASURES["accuracy"].show
+    samples = "1 prediction" if each.samples == 1 else f"{each.samples:,.0f} predictions"
+    tip = f"{samples}\n{percent(each.accuracy)} right, {percent(each.confidence)} sure"
+    middle, inside = (each.low + each.high) / 2, 0.9 * width
+    chart.bar(middle, 0, each.accuracy, inside, colour, tip, alpha)
+    ends = [middle - inside / 2, middle + inside / 2]
+    chart.axes.plot(ends, [each.confidence] * 2, color=INK.light, alpha=max(alpha, 0.4), zorder=2.7)
+    chart.points([(middle, each.confidence, tip)], INK, hidden=True)
 
 
 def diversity_plots(groups: Sequence[Group]) -> list[Plot]:
@@ -219,7 +223,8 @@ def diversity_plots(groups: Sequence[Group]) -> list[Plot]:
 
 
 def _diversity(known: Sequence[tuple[Group, Look]], key: str) -> Plot:
-    measure = MEASURES[key]
+    """Without a word on what is better: more diversity is not, by itself."""
+    measure = replace(MEASURES[key], better=0)
 
     def draw(chart: Chart) -> None:
         _row_axes(chart, measure, [one.label for one, _ in known])

@@ -24,7 +24,7 @@ def write_report(
     Args:
         paths: run folders, or folders that hold some.
         out: the file, or for plots the folder; by default `report.FORMAT`, or the folder `plots`, in the one
-            folder that was given, else in the working directory.
+            folder that was given, or in that which holds all that were given, else in the working directory.
         format: html is one page of everything; md and tex are its tables; png and svg its plots, a file each.
     """
     choice("format", format, FORMATS)
@@ -33,7 +33,8 @@ def write_report(
 
 
 def _place(paths: Sequence[str | Path], format: str) -> Path:
-    folder = Path(paths[0]) if len(paths) == 1 else Path()
+    holders = {Path(path).parent for path in paths}
+    folder = Path(paths[0]) if len(paths) == 1 else holders.pop() if len(holders) == 1 else Path()
     return folder / ("plots" if format in ("png", "svg") else f"report.{format}")
 
 

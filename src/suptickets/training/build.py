@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from suptickets.baselines import BatchEnsemble, TreeNet, as_one_batch
 from suptickets.data import Data
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, reason
 from suptickets.measure.flops import flops
 from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
 from suptickets.models import MODELS, build_model
@@ -26,6 +26,7 @@ from suptickets.network import SparseNetwork
 from suptickets.schedules import Schedule, step_drops
 from suptickets.training.settings import Settings
 
+MOST_MEMBERS = 1000  # each is a copy of what they do not share
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}  # of the parameters
 
 
@@ -70,7 +71,12 @@ def _build(name: str, data: Data, width: float) -> nn.Module:
     function = _imported(name)
     known = {"classes": data.classes, "channels": channels, "size": size, "width": width}
     accepted = inspect.signature(function).parameters
-    built = function(**{key: value for key, value in known.items() if key in accepted})
+    try:
+        built = function(**{key: value for key, value in known.items() if key in accepted})
+    except SparsityError:
+        raise
+    except Exception as error:
+        raise SparsityError(f"{name} failed: {reason(error)}") from error
     if not isinstance(built, nn.Module):
         raise SparsityError(f"{name} must return a torch.nn.Module, not {type(built).__name__}")
     return built
@@ -92,6 +98,26 @@ def _imported(name: str) -> Callable[..., Any]:
     return found
 
 
+def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
+    """Refuse a model that does not take the images, or has not a logit for each class."""
+    if not any(True for _ in model.parameters()):
+        raise SparsityError("the model has no parameters: there is nothing to train")
+    example = torch.zeros(2, *data.shape, dtype=dtype, device=next(model.parameters()).device)
+    training = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            shape = list(model.eval()(example).shape)
+    except Exception as error:
+        raise SparsityError(f"the model does not take images of {data.name}: {reason(error)}") from error
+    finally:
+        model.train(training)
+    if shape != [2, data.classes]:
+        raise SparsityError(
+            f"the model gives {shape} for two images of {data.name}, not a logit for each class: "
+            f"[2, {data.classes}]"
+        )
+
+
 def check_model(name: str) -> None:
     """Refuse an unknown model before any data is read."""
     if ":" in name:
@@ -102,6 +128,8 @@ def check_model(name: str) -> None:
 
 def check_members(settings: Settings, data: Data, world: int) -> None:
     """Refuse members of BatchEnsemble that would have fewer than two samples of a batch of a process."""
+    if settings.members > MOST_MEMBERS:
+        raise SparsityError(f"--members must be at most {MOST_MEMBERS:,}, not {settings.members:,}")
     if settings.booster != "batch-ensemble":
         return
     last = data.train_size % settings.batch_size or settings.batch_size
@@ -164,8 +192,9 @@ def _check_ready(settings: Settings, built: Method, steps: int) -> None:
     if needed > there:
         raise SparsityError(
             f"{built.name} reaches its sparsity after {needed / steps:.4g} epochs, but has "
-            f"{there / steps:.4g}: use a lower --prune-epochs (or --interval), or at least "
-            f"{settings.epochs + math.ceil((needed - there) / steps)} --epochs"
+            f"{there / steps:.4g}: use at least "
+            f"{settings.epochs + math.ceil((needed - there) / steps)} --epochs, or in train a lower "
+            "--prune-epochs (or --interval)"
         )
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from suptickets.baselines import Members
 from suptickets.data import Data, load_data
 from suptickets.errors import SparsityError, reason
-from suptickets.layers import choose
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
-from suptickets.measure.sparsity import ModelSparsity, sparsity
+from suptickets.measure.sparsity import ModelSparsity
 from suptickets.training import build, saved
 from suptickets.training.panel import Panel, details
 from suptickets.training.processes import connect
@@ -41,7 +40,10 @@ def evaluate(
     that makes networks which are not the library's own: the one that a file names is not imported.
     """
     read = saved.singles if tickets else lambda path: [saved.result(path)]
-    found = [one.named(model) for path in paths for one in read(path)]
+    found = [one for path in paths for one in read(path)]
+    if model is not None and not any(":" in one.settings.model for one in found):
+        raise SparsityError("--model is for networks that are not the library's own: leave it out")
+    found = [one.named(model) for one in found]
     name = data or _common([one.settings.data for one in found])
     source = _data(name, data_dir or found[0].settings.data_dir)
     where = connect(device).device
@@ -114,16 +116,15 @@ def _in_precision(
 
 def _network(one: Saved, model: nn.Module, tally: Tally, data: Data) -> dict[str, Any]:
     """What is told of a network; of several that predict together, non-zeros are those of one (the mean)."""
-    trained = {candidate.name for candidate in choose(model)}
-    layers = {name: layer for name, layer in sparsity(model).layers.items() if name in trained}
-    counted = ModelSparsity(layers)
-    living = _living(one, counted)
+    alive = one.living(model)
+    first = {name.removeprefix("networks.0."): layer for name, layer in alive.layers.items()}
+    layers = {n: layer for n, layer in first.items() if not (one.together and n.startswith("networks."))}
     return {
         **tally.scores().as_dict(),
-        "sparsity": 1 - len(one.files) * living / counted.parameters,
-        "nonzero": living,
+        "sparsity": alive.sparsity,
+        "nonzero": round(alive.nonzero / len(one.files)),
         **details(tally),
-        **_forward(one, model, data),
+        **_forward(one, model, data, alive),
         "explored": one.explored,
         "layers": [
             {"name": n, "shape": list(w.shape), "size": w.size, "nonzero": w.nonzero, "sparsity": w.sparsity}
@@ -132,17 +133,10 @@ def _network(one: Saved, model: nn.Module, tally: Tally, data: Data) -> dict[str
     }
 
 
-def _living(one: Saved, counted: ModelSparsity) -> int:
-    """Living connections, as the run counted them: some may hold 0. What cannot be is counted instead."""
-    nonzero, parameters = counted.nonzero / len(one.files), counted.parameters / len(one.files)
-    told = int(one.about["nonzero"])
-    return told if nonzero <= told <= parameters == one.about["parameters"] else round(nonzero)
-
-
-def _forward(one: Saved, model: nn.Module, data: Data) -> dict[str, Any]:
+def _forward(one: Saved, model: nn.Module, data: Data, alive: ModelSparsity) -> dict[str, Any]:
     """FLOPs of a prediction, and as a share of the plain dense network of full width."""
     example = next(model.parameters()).new_zeros(1, *data.shape)
-    counted, networks = flops(model, example), len(one.files)
+    counted, networks = flops(model, example).living(alive.densities), len(one.files)
     dense = counted.dense // networks
     plain = round(dense / build.relative(one.settings, data, dense))
     ratio = counted.sparse / plain if plain else 1.0

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from suptickets.baselines import Distillation
 from suptickets.data import Data
 from suptickets.data.order import stable_seed
+from suptickets.errors import SparsityError
 from suptickets.measure.cost import TrainingCost
 from suptickets.measure.explored import Explored
 from suptickets.measure.flops import flops
@@ -48,6 +49,8 @@ class Parts:
         build.check_members(settings, data, processes.world)
         self.steps = data.steps(settings.batch_size)
         self.model = build.model(settings, data).to(device, self.dtype)
+        if ":" in settings.model:
+            build.check_fit(self.model, data, self.dtype)
         if device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if processes.world > 1 and device.type == "cuda":
@@ -75,6 +78,10 @@ class Parts:
         s = self.settings
         if not s.cyclic:
             return None
+        if epochs_to_steps(s.cycle_epochs, self.steps) < 2:
+            raise SparsityError(
+                f"a cycle of {s.cycle_epochs:g} epochs has fewer than two steps: use a higher --cycle-epochs"
+            )
         pairs = [(prune, grow) for prune, _, grow in (pair.partition(":") for pair in s.criteria)]
         return ScoredTickets(
             self.network,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from suptickets.data import ArrayData, Data
-from suptickets.errors import SparsityError, fraction
+from suptickets.errors import SparsityError, fraction, reason
 from suptickets.measure.cost import training_flops
 from suptickets.measure.flops import Flops, flops
 from suptickets.methods import DSR, SNFS, SNIP, GraNet, Method, Static
@@ -100,10 +100,16 @@ def _method(settings: Settings, data: Data) -> Method:
 
 def _counted(settings: Settings, data: Data, method: Method) -> tuple[SparseNetwork, Flops]:
     """The network as it ends, at the distribution, and its FLOPs."""
-    model = build.model(settings, data)
+    try:
+        model = build.model(settings, data)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise SparsityError(f"{settings.model} does not fit into the memory: {reason(error)}") from error
+    if ":" in settings.model:
+        build.check_fit(model, data, torch.float32)
     ended = Static(settings.sparsity, distribution=settings.distribution) if method.sparse else method
     network = sparsify(model, ended, seed=settings.seed)
-    return network, flops(model, torch.zeros(1, *data.shape))
+    alive = {name: layer.nonzero / layer.size for name, layer in network.layers.items() if layer.size}
+    return network, flops(model, torch.zeros(1, *data.shape)).living(alive)
 
 
 def _trained(

@@ -17,6 +17,7 @@ from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
 from suptickets.training.folder import RunFolder
 from suptickets.training.panel import Panel, details
+from suptickets.training.saved import living
 from suptickets.training.settings import PREDICTION_ENSEMBLES
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ def finish(trainer: Trainer, folder: RunFolder) -> dict[str, Any]:
     summary = _summary(trainer, folder, final, singles)
     about = {"settings": trainer.settings.as_dict(), "parameters": summary["parameters"]}
     own = {**about, **{key: summary[key] for key in ("nonzero", "tickets")}}
+    own["living"] = {layer["name"]: layer["nonzero"] for layer in summary["layers"]}
     first = trainer.processes.first
     first(lambda: folder.save_ticket(final.state_dict(), own))
-    single = {**about, "nonzero": trainer.network.nonzero}
+    single = {**about, "nonzero": trainer.network.nonzero, "living": _living(trainer)}
     for number, ticket in enumerate(singles, 1):
         first(partial(folder.save_ticket, ticket.state_dict(), single, number))
     first(lambda: folder.save_summary(summary))
@@ -87,7 +89,7 @@ def _summary(
         "explored": trainer.explored.rate,
         "layers": layers,
         "train_flops_ratio": _train_ratio(trainer),
-        "test_flops_ratio": _test_ratio(trainer, singles if together else [final]),
+        "test_flops_ratio": _test_ratio(trainer, singles if together else [final], layers),
         "seconds": round(time.monotonic() - trainer.began, 3),
         "command": s.command(),
         "versions": versions(),
@@ -104,20 +106,23 @@ def _panel(trainer: Trainer, final: nn.Module, singles: list[nn.Module]) -> Pane
 
 def _layers(trainer: Trainer, *, superposed: bool) -> list[dict[str, Any]]:
     """Living connections of the final network, layer by layer."""
-    layers = trainer.network.layers
-    living = {name: layer.nonzero for name, layer in layers.items()}
+    layers, alive = trainer.network.layers, _living(trainer)
     if superposed and trainer.tickets is not None:
-        living |= trainer.tickets.counts()
+        alive |= trainer.tickets.counts()
     return [
         {
             "name": name,
             "shape": list(layer.shape),
             "size": layer.size,
-            "nonzero": living[name],
-            "sparsity": 1 - living[name] / layer.size,
+            "nonzero": alive[name],
+            "sparsity": 1 - alive[name] / layer.size,
         }
         for name, layer in layers.items()
     ]
+
+
+def _living(trainer: Trainer) -> dict[str, int]:
+    return {name: layer.nonzero for name, layer in trainer.network.layers.items()}
 
 
 def _train_ratio(trainer: Trainer) -> float:
@@ -131,8 +136,12 @@ def _train_ratio(trainer: Trainer) -> float:
     return trainer.cost.ratio * trainer.relative / passes + trainer.teaching
 
 
-def _test_ratio(trainer: Trainer, networks: list[nn.Module]) -> float:
-    return sum(flops(network, trainer.example()).ratio for network in networks) * trainer.relative
+def _test_ratio(trainer: Trainer, networks: list[nn.Module], layers: list[dict[str, Any]]) -> float:
+    """FLOPs of a prediction, by living connections, as a share of the plain dense network."""
+    final = {layer["name"]: layer["nonzero"] for layer in layers}
+    told = final if len(networks) == 1 else _living(trainer)
+    each = (flops(one, trainer.example()).living(living(one, told).densities) for one in networks)
+    return sum(one.ratio for one in each) * trainer.relative
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from suptickets.baselines import Ensemble
 from suptickets.data import Data
 from suptickets.errors import SparsityError, fraction, whole
+from suptickets.layers import choose
+from suptickets.measure.sparsity import ModelSparsity, sparsity
 from suptickets.training import build
 from suptickets.training.folder import RunFolder, read_ticket, settings_from
 from suptickets.training.settings import PREDICTION_ENSEMBLES, Settings
@@ -75,6 +77,13 @@ class Saved:
             ) from error
         return model
 
+    def living(self, model: nn.Module) -> ModelSparsity:
+        """The living connections of the loaded network."""
+        told = self.about.get("living")
+        if self.together and isinstance(told, dict):
+            told = {f"networks.{n}.{name}": c for n in range(len(self.files)) for name, c in told.items()}
+        return living(model, told)
+
     @property
     def together(self) -> bool:
         """Whether it is the several networks of a run."""
@@ -85,6 +94,20 @@ class Saved:
         """The scores of the tickets that were superposed; none, if one of them has no number."""
         scores = self.about.get("tickets", [])
         return scores if all(value is not None for one in scores for value in one.values()) else []
+
+
+def living(model: nn.Module, told: Any) -> ModelSparsity:
+    """The living connections of a plain network: as it is `told` of its layers, or else its non-zeros.
+
+    A connection that has just grown holds 0. What cannot be is not believed.
+    """
+    trained = {candidate.name for candidate in choose(model)}
+    counted = {name: layer for name, layer in sparsity(model).layers.items() if name in trained}
+    if not isinstance(told, dict) or told.keys() != counted.keys():
+        return ModelSparsity(counted)
+    if not all(isinstance(n, int) and counted[k].nonzero <= n <= counted[k].size for k, n in told.items()):
+        return ModelSparsity(counted)
+    return ModelSparsity({name: replace(layer, nonzero=told[name]) for name, layer in counted.items()})
 
 
 def result(path: Path) -> Saved:
@@ -119,8 +142,10 @@ def _explored(folder: RunFolder) -> float | None:
 def _read(path: Path, files: Sequence[Path]) -> Saved:
     for file in files:
         if not file.exists():
+            runs = sorted(str(ticket.parent) for ticket in file.parent.glob(f"*/{file.name}"))
+            which = f" ({', '.join(runs)})" if runs else ""
             raise SparsityError(
-                f"there is no ticket at {file}: give a finished run's folder, or a ticket file"
+                f"there is no ticket at {file}: give a finished run's folder{which}, or a ticket file"
             )
     states, abouts = zip(*(read_ticket(file) for file in files), strict=True)
     settings = _settings(files[0], abouts[0])

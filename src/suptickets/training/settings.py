@@ -135,6 +135,8 @@ class Settings:
         for name, least in _AT_LEAST.items():
             if not least <= getattr(self, name) < float("inf"):
                 raise SparsityError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
+        if self.seed >= 2**63:
+            raise SparsityError(f"--seed must be below 2**63, not {self.seed}")
         boosters.check(self)
 
     @property
@@ -214,7 +216,8 @@ def recipes() -> dict[str, dict[str, Any]]:
 def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Settings:
     """Settings from flags, over a file, over what the booster asks for, over a recipe.
 
-    A flag that has no effect is refused. A file may say more than is used: a run's `config.json` says all.
+    A flag that has no effect with the booster is refused. A file may say more than is used: a run's
+    `config.json` says all.
     """
     settings = build(_values({**(read_config(config) if config else {}), **flags}))
     for name, why in boosters.idle(settings).items():

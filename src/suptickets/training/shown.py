@@ -21,8 +21,9 @@ def show(result: Mapping[str, Any], console: Console) -> None:
 
 
 def show_flops(result: Mapping[str, Any], console: Console) -> None:
-    """The cost, layer by layer too, and what it relates to."""
-    show({key: value for key, value in result.items() if key != "notes"}, console)
+    """The cost layer by layer, the whole of it, and what it relates to."""
+    show({"layers": result["layers"]}, console)
+    show({key: value for key, value in result.items() if key not in ("notes", "layers")}, console)
     for note in result["notes"]:
         console.print(note, highlight=False, soft_wrap=True)
 

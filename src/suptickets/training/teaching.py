@@ -54,8 +54,11 @@ def distillation(trainer: Trainer, teachers: list[Saved]) -> tuple[Distillation,
     device, dtype = trainer.processes.device, trainer.dtype
     models = [one.load(trainer.data, device).to(dtype=dtype) for one in teachers]
     dense = trainer.cost.dense / trainer.relative
-    passes = sum(flops(model, trainer.example()).sparse for model in models) / 3 / dense
-    return Distillation(models, hard=partial(build.loss, trainer.settings)), passes
+    costs = [
+        flops(model, trainer.example()).living(one.living(model).densities).sparse
+        for one, model in zip(teachers, models, strict=True)
+    ]
+    return Distillation(models, hard=partial(build.loss, trainer.settings)), sum(costs) / 3 / dense
 
 
 def _found(settings: Settings, paths: list[Path]) -> list[Saved]:
@@ -63,7 +66,12 @@ def _found(settings: Settings, paths: list[Path]) -> list[Saved]:
     for path in paths:
         single = not path.is_dir() or bool(RunFolder(path).singles())
         found += saved.singles(path) if single else [saved.result(path)]
-    found = [one.named(settings.model) for one in found]  # a file's own function is not imported
+    others = {one.settings.model for one in found if ":" in one.settings.model} - {settings.model}
+    if others:  # a function that a file names is not imported
+        raise SparsityError(
+            f"teachers made by {', '.join(sorted(others))} can only teach a student of the same --model: "
+            "for others use suptickets.baselines.Distillation"
+        )
     strangers = {one.settings.data for one in found} - {settings.data}
     if strangers:
         raise SparsityError(f"the teachers know {', '.join(sorted(strangers))}, not {settings.data}")

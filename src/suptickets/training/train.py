@@ -77,7 +77,8 @@ def fits(data: ArrayData, device: torch.device) -> bool:
 def default_folder(settings: Settings) -> Path:
     """Where a run with these settings is found again."""
     name = f"{settings.data}-{settings.model.replace(':', '.')}-{settings.method}-{settings.booster}"
-    return Path("runs") / f"{name}-{settings.sparsity:g}-seed{settings.seed}-{settings.identity()}"
+    sparsity = "" if settings.method == "dense" and not settings.target else f"-{settings.sparsity:g}"
+    return Path("runs") / f"{name}{sparsity}-seed{settings.seed}-{settings.identity()}"
 
 
 def train_seeds(
