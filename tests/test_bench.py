@@ -220,21 +220,24 @@ def test_the_floor_is_that_of_each_layer() -> None:
     assert fast["both, layer by layer"] == fast["arithmetic"]
 
 
-def test_bytes_are_those_of_input_output_and_weight() -> None:
-    run = Run("mlp", "static", batches("mlp", QUIET), QUIET, fast=False, booster="none")
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize("fast", [False, True])
+def test_bytes_are_those_of_input_output_and_weight(fast: bool, precision: str, size: int) -> None:
+    what = {"booster": "none", "precision": precision}
+    run = Run("mlp", "static", batches("mlp", QUIET), QUIET, fast=fast, compile=False, **what)
     sizes = [tuple(m.weight.shape) for m in run.parts.model.modules() if isinstance(m, ELIGIBLE)]
-    assert list(profile._moved(run).values()) == [4 * (BATCH * i + BATCH * o + i * o) for o, i in sizes]
+    assert list(profile._moved(run).values()) == [size * (BATCH * i + BATCH * o + i * o) for o, i in sizes]
 
 
 # ---- several runs at a time ----
 
 
 def clocked(folder: Path) -> Any:
-    """A run that takes a tenth of a second, and notes when."""
+    """A run that takes a while, and notes when."""
 
     def steps() -> float:
         begin = time.time()
-        time.sleep(0.1)
+        time.sleep(0.7)
         (folder / f"{begin}-{time.time()}").touch()
         return 5.0
 

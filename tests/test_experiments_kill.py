@@ -112,8 +112,8 @@ def test_local_processes_end_with_their_runner(start, tmp_path, number):
     process.send_signal(number)
     began = time.monotonic()
     process.wait()
-    wait_for(lambda: not left_behind(tmp_path), 10)
-    assert time.monotonic() - began < 8
+    wait_for(lambda: not left_behind(tmp_path), 30)
+    assert time.monotonic() - began < 30
     saved = {file.parents[1].name: step_of(file) for file in place.glob("*/checkpoint/last.pt")}
     assert len(saved) == 2 and all(0 < step < 226 * STEPS for step in saved.values())
     assert not list((tmp_path / "r").glob("*.jsonl")) and process.returncode not in (0, None)

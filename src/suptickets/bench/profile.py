@@ -148,7 +148,7 @@ def _moved(run: Run) -> dict[str, int]:
         module.register_forward_hook(lambda m, x, y, name=name: note(name, m, x, y))
         for name, module in modules
     ]
-    with torch.no_grad():
+    with torch.no_grad(), run.parts.autocast():
         run.parts.model(_images(run))
     for hook in hooks:
         hook.remove()

@@ -203,9 +203,13 @@ class Chart:
             self.axes.locator_params(axis="x", integer=True, nbins=5)
 
     def percent(self, axis: str = "y") -> None:
-        """Fractions are shown as percentages."""
+        """Fractions are shown as percentages; ticks beyond them, which a margin brings, have no name."""
+
+        def name(value: float, _: object) -> str:
+            return f"{round(value * 100, 6):g} %" if -1e-9 <= value <= 1 + 1e-9 else ""
+
         which = self.axes.yaxis if axis == "y" else self.axes.xaxis
-        which.set_major_formatter(lambda value, _: f"{round(value * 100, 6):g} %")
+        which.set_major_formatter(name)
 
     def logarithmic(self) -> None:
         """The vertical axis, with plain numbers."""
