@@ -19,6 +19,7 @@ from suptickets.report.chart import drawn
 from suptickets.report.html import html
 from suptickets.report.runs import grouped
 from suptickets.report.stored import trained
+from suptickets.report.text import latex
 
 RIGL = "data=cifar10,method=rigl,sparsity=0.9"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -347,3 +348,10 @@ def test_names_in_a_store_stay_text(tmp_path):
     text = file.read_text()
     assert text.count("<script>") == 1 and "&lt;script&gt;alert(1)" in text
     assert len(LAYERS) == len(layers)
+
+
+def test_tables_of_all_experiments_go_into_one_document():
+    """Each table has a label of its own."""
+    texts = [latex(page(name, [], Mode())) for name in EXPERIMENTS]
+    labels = [label for text in texts for label in re.findall(r"\\label\{([^}]*)\}", text)]
+    assert len(labels) == len(set(labels)) > len(EXPERIMENTS)

@@ -112,11 +112,16 @@ def _markdown(text: str) -> str:
 
 def latex(page: Page) -> str:
     """All tables, for a document that uses booktabs; captions say what the reader must know."""
-    head = "% \\usepackage{booktabs}\n"
-    return head + "".join(f"\n{_latex_table(table, page.notes())}" for table in page.tables())
+    head, label = "% \\usepackage{booktabs}\n", _label(page.title)
+    return head + "".join(f"\n{_latex_table(table, page.notes(), label)}" for table in page.tables())
 
 
-def _latex_table(table: Table, notes: Sequence[str]) -> str:
+def _label(title: str) -> str:
+    """Of a page, so that tables of several go into one document."""
+    return "-".join(re.findall("[a-z0-9]+", title.lower())[:4])
+
+
+def _latex_table(table: Table, notes: Sequence[str], page: str) -> str:
     caption = " ".join([f"{table.title}.", *notes]) if notes else table.title
     columns = "".join("r" if table.numeric(place) else "l" for place in range(len(table.header)))
     head = " & ".join(_latex(name) for name in table.header)
@@ -125,7 +130,7 @@ def _latex_table(table: Table, notes: Sequence[str]) -> str:
         r"\begin{table}[htbp]",
         r"\centering",
         rf"\caption{{{_latex(caption)}}}",
-        rf"\label{{tab:{table.name}}}",
+        rf"\label{{tab:{page}-{table.name}}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         rf"{head} \\",
