@@ -48,13 +48,9 @@ class SparseNetwork:
         self.booster: Booster | None = None
         self.ranks = Ranks(model, self.weights.values())
         self.collection = Collection(self.weights.values(), self.ranks)
-        self._open = False
-        self._explicit = self._stepped = False
-        self._held = False
-        self._loaded_optimizer = False
-        self._warned = self._told = False
+        self._open = self._explicit = self._stepped = self._hooked = False
+        self._held = self._loaded_optimizer = self._warned = self._told = False
         self._handles: list[Any] = []
-        self._hooked = False
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
             model.register_load_state_dict_post_hook(Link(self._after_load)),

@@ -16,7 +16,7 @@ from suptickets.weight import SparseWeight, restore
 
 def densified(model: nn.Module) -> nn.Module:
     """A plain copy of a model, with no trace of the library."""
-    refuse_parametrized(model)
+    check_values(model)
     plain = copy.deepcopy(model)
     for weight in [module for module in plain.modules() if isinstance(module, SparseWeight)]:
         restore(weight)
@@ -27,8 +27,10 @@ def densified(model: nn.Module) -> nn.Module:
     return plain
 
 
-def refuse_parametrized(model: nn.Module) -> None:
-    """Refuse a model whose weights are computed from other parameters, by masks or else."""
+def check_values(model: nn.Module) -> None:
+    """Refuse a model that has no values, or computes its weights from other parameters, by masks or else."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SparsityError("the model has no values yet (it is on the meta device): move it first")
     if any(parametrize.is_parametrized(module) for module in model.modules()) or prune.is_pruned(model):
         raise SparsityError(
             "the model has parametrizations or masks: remove them first "

@@ -16,7 +16,7 @@ from suptickets.layers import Candidate, DenseLayer, Layer, Patterns, choose
 from suptickets.methods import Method
 from suptickets.network import SparseNetwork
 from suptickets.optimizer_state import check_optimizer, store_state
-from suptickets.plain import refuse_parametrized
+from suptickets.plain import check_values
 from suptickets.weight import SparseWeight, restore, store
 
 
@@ -78,8 +78,6 @@ def _refuse(model: nn.Module, method: Method) -> None:
         raise SparsityError(
             f"expected a plain torch.nn.Module, not {model if isinstance(model, type) else type(model)}"
         )
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise SparsityError("the model has no values yet (it is on the meta device): move it first")
     if not isinstance(method, Method):
         given = repr(method) if isinstance(method, str | type) else type(method).__name__
         raise SparsityError(f"expected a method such as RigL(sparsity=0.9), not {given}")
@@ -97,4 +95,4 @@ def _refuse(model: nn.Module, method: Method) -> None:
         raise SparsityError("sparsify the model first, then wrap it in DistributedDataParallel")
     if "OptimizedModule" in kinds:
         raise SparsityError("sparsify the model first, then compile it")
-    refuse_parametrized(model)
+    check_values(model)

@@ -19,10 +19,9 @@ from suptickets.measure.flops import Flops, flops
 from suptickets.measure.sparsity import sparsity
 from suptickets.models import MODELS, build_model
 from suptickets.training import build
+from suptickets.training.price import SIZES
 from suptickets.training.settings import Settings
 
-# Images to train on, and classes.
-SIZES = {"cifar10": (50_000, 10), "cifar100": (50_000, 100), "imagenet": (1_281_167, 1000)}
 # Seconds of an epoch on an NVIDIA H200, one run at a time: steps as measured. ImageNet is a guess: 230 s by
 # its FLOPs at the rate of ResNet-50 on CIFAR, and more for decoding images.
 SECONDS = {"vgg16": 0.66, "resnet50": 2.9, "wrn28-10": 5.1, "resnet50-imagenet": 600.0}
@@ -46,7 +45,7 @@ class Network:
 @lru_cache
 def network(data: str, model: str) -> Network:
     """The paper's model for the paper's data; nothing is loaded."""
-    samples, classes = SIZES[data]
+    samples, classes, _ = SIZES[data]
     size = MODELS[model].size
     with torch.random.fork_rng():
         built = build_model(model, classes, size=size)

@@ -102,8 +102,6 @@ def flops(model: nn.Module, example_input: Any) -> Flops:
     """
     if not isinstance(model, nn.Module):
         raise SparsityError(f"expected a torch.nn.Module, not {type(model).__name__}")
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise SparsityError("the model has no values yet (it is on the meta device): move it first")
     plain = densified(model).eval()
     living = {w.name: w.density for w in model.modules() if isinstance(w, SparseWeight)}
     found: dict[str, tuple[str, float]] = {}

@@ -33,7 +33,6 @@ from suptickets.report.tables import result_tables
 from suptickets.training.settings import PREDICTION_ENSEMBLES
 from suptickets.training.verdict import SUPERPOSING, verdict
 
-RESULTS = (*SCORES, "sparsity", "train_flops_ratio", "test_flops_ratio")
 CYCLES = "Shaded: the cycles; a ticket is collected at the end of each, where its number stands."
 STRETCHED = " There the axis is stretched."
 MARKS = " On the test data: a ring before the cycles, a dot for each ticket, a diamond for {}."

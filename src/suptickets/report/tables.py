@@ -36,8 +36,7 @@ class Column(NamedTuple):
         if self.part == "parts":
             return self.kind.cell(one.of_parts(self.measure))
         deviation = one.deviation(self.measure, self.part) if self.kind.better or self.part else None
-        flat = self.measure.endswith("_ratio")
-        return self.kind.cell(one.mean(self.measure, self.part), None if flat else deviation)
+        return self.kind.cell(one.mean(self.measure, self.part), deviation)
 
 
 COLUMNS = (
