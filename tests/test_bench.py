@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from functools import partial
@@ -311,13 +312,13 @@ def test_explore_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_explorations_add_to_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each 40th step explores: 0.1 ms a step is 4 ms an exploration, 391 / 1000 of them an epoch."""
     given(monkeypatch, explore, {"rigl": [1.1, 1.1], "static": [1.0, 1.0]})
-    row = explore.added("mlp", QUIET, every=40)
+    row = explore.added("mlp", QUIET)
     assert row["milliseconds"] == pytest.approx(4 * 391 / 1000)
     assert row["steps"] == pytest.approx(4 * 391 / 1000)
 
 
 def test_steps_with_and_without_explorations() -> None:
-    assert explore.added("mlp", QUIET, every=2, steps=4)["steps"] is not None
+    assert all(map(math.isfinite, explore.in_a_run("mlp", QUIET, every=2, steps=4)))
 
 
 def test_superpose_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,15 +494,18 @@ def test_published_transforms() -> None:
         pixels = (x * 0.5 + 0.5).mul(255).round().to(torch.uint8)
         crops = [padded[i, :, a : a + 32, b : b + 32] for a in range(9) for b in range(9)]
         assert sum(torch.equal(pixels, c) or torch.equal(pixels, c.flip(2)) for c in crops) == 1
+    plain, _ = rivals.Transformed(data, augment=False)[2]
+    assert torch.equal((plain * 0.5 + 0.5).mul(255).round().to(torch.uint8), data.test_x[2])
 
 
 def test_the_published_epoch_sees_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "WORKERS", 0)
     data = noise(BATCH + 80, QUIET)
     published, sizes = rivals.Published("mlp", data, QUIET), []
-    monkeypatch.setattr(published, "train", lambda x, y: sizes.append(len(y)))
-    published.epoch(rivals.Transformed(data).loader(pin=False))
-    assert sizes == [BATCH, 80]
+    for part in ("train", "evaluate"):
+        monkeypatch.setattr(published, part, lambda x, y: sizes.append(len(y)))
+    published.epoch(*(rivals.Transformed(data, augment=augment).loader() for augment in (True, False)))
+    assert sizes == [BATCH, 80, BATCH]
 
 
 # ---- the loop ----

@@ -396,7 +396,7 @@ def check_buffers(kept: KeptWeights) -> None:
     assert total <= 2 * sum(counts)
     start = 0
     for weight, slot, capacity, offset in zip(
-        kept.weights, kept.slots, kept.capacities, kept.offsets, strict=True
+        kept.weights, kept.slots, kept.capacities, kept.starts, strict=True
     ):
         n, part = weight.nonzero, slice(start, start + capacity)
         assert n <= capacity <= max(weight.size, n)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
+from itertools import accumulate, count
 from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from suptickets.layout import marks
 from suptickets.weight import SparseWeight
 
 _slots: WeakValueDictionary[int, Slot] = WeakValueDictionary()
@@ -122,9 +123,10 @@ class KeptWeights:
         """Take the weights as they are."""
         self.weights, self.optimizer = list(weights), optimizer
         sizes = [weight.size for weight in self.weights]
-        self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         first = self.weights[0].values
         self.dense = torch.zeros(sum(sizes), dtype=dtype, device=first.device)
+        starts = list(accumulate(sizes[:-1], initial=0))
+        self.starts = torch.tensor(starts, device=first.device)
         parts = self.dense.split(sizes)
         self.slots = [Slot(weight, part) for weight, part in zip(self.weights, parts, strict=True)]
         self.capacities: list[int] = []
@@ -157,9 +159,14 @@ class KeptWeights:
         if renew:
             self._allocate(self._roomy(counts))
         start = 0
-        for slot, capacity, offset in zip(self.slots, self.capacities, self.offsets, strict=True):
-            self._place(slot, slice(start, start + capacity), offset)
+        for slot, capacity in zip(self.slots, self.capacities, strict=True):
+            part = slice(start, start + capacity)
+            if renew or not self._placed(slot, part):
+                self._place(slot, part)
+            slot.stale = False
             start += capacity
+        shifts = self.starts.index_select(0, marks(self.capacities, self.starts.device))
+        torch.add(self.local, shifts, out=self.positions)
         self.dense.zero_()
         self.push()
         return renew
@@ -184,7 +191,18 @@ class KeptWeights:
         self.local = torch.zeros(total, dtype=index, device=self.dense.device)
         self.positions = torch.zeros_like(self.local)
 
-    def _place(self, slot: Slot, part: slice, offset: int) -> None:
+    def _placed(self, slot: Slot, part: slice) -> bool:
+        """Whether a weight fills its part, and all that belongs to it lies there."""
+        weight, momentum = slot.weight, self.optimizer.state[slot.weight.values].get("momentum_buffer")
+        own = [(weight.values, self.values), (weight.positions, self.local)]
+        if momentum is not None:
+            own.append((momentum, self.momentum))
+        elif self.optimizer.defaults["momentum"]:
+            return False
+        full = weight.nonzero == part.stop - part.start
+        return full and all(mine.data_ptr() == buffer[part].data_ptr() for mine, buffer in own)
+
+    def _place(self, slot: Slot, part: slice) -> None:
         """Move one weight's values, positions and momentum into its part, and let their owners view it."""
         weight = slot.weight
         parameter, state = weight.values, self.optimizer.state[weight.values]
@@ -197,8 +215,7 @@ class KeptWeights:
         if buffer is not None:
             state["momentum_buffer"] = _adopted(self.momentum[part], buffer.reshape(-1)).view(shape)
         parameter.set_(values.view(shape))  # type: ignore[call-overload]
-        torch.add(self.local[part], offset, out=self.positions[part])
-        slot.positions, slot.gradient, slot.stale = self.local[part], self.gradient[part], False
+        slot.positions, slot.gradient = self.local[part], self.gradient[part]
 
     def push(self) -> None:
         """Write the values into the dense tensors."""

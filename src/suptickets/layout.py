@@ -1,10 +1,13 @@
-"""How a tensor lies in memory: the order of its dimensions, and indices from one order to another."""
+"""How tensors lie in memory: the order of dimensions, indices from one order to another, several in a row."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -16,8 +19,10 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(order) if packed else tuple(range(tensor.dim()))
 
 
-def remap(index: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+def remap(index: Tensor, sizes: Sequence[Any], order: Sequence[int]) -> Tensor:
     """Flat indices over `sizes` (the last runs fastest) as flat indices over the dimensions in `order`.
+
+    Sizes are numbers, or tensors that have one for each index.
 
     Dimensions that stay neighbours go together, and a first one that stays first is not taken apart: the
     pixels of a channels_last convolution, and its outputs.
@@ -25,14 +30,28 @@ def remap(index: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
     groups: list[list[int]] = []
     for d in order:
         groups[-1].append(d) if groups and d == groups[-1][-1] + 1 else groups.append([d])
-    strides, stride = {}, 1
+    strides: dict[int, Any] = {}
+    stride: Any = 1
     for group in reversed(groups):
         strides[group[0]] = stride
-        stride *= math.prod(sizes[d] for d in group)
+        stride = stride * math.prod(sizes[d] for d in group)  # a new tensor, where it is one
     groups.sort(reverse=True)
-    result = None
+    result: Tensor | None = None
     for group in groups[:-1]:
         size = math.prod(sizes[d] for d in group)
-        part = index % size * strides[group[0]]
+        part: Tensor = index % size * strides[group[0]]
         result, index = part if result is None else result + part, index // size
-    return index * strides[0] if result is None else result + index * strides[0]
+    first: Tensor = index * strides[0]
+    return first if result is None else result + first
+
+
+def marks(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """`sizes[0]` zeros, `sizes[1]` ones, and so on, on a device that is not waited for."""
+    ends = sent(list(accumulate(sizes)), device)
+    return torch.bucketize(torch.arange(sum(sizes), device=device), ends, right=True, out_int32=True)
+
+
+def sent(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Numbers on a device that is not waited for."""
+    tensor = torch.tensor(numbers, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from suptickets.booster import Booster
@@ -21,9 +21,10 @@ from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
 from suptickets.errors import SparsityError, fraction, unknown, whole
 from suptickets.layers import Layer
-from suptickets.optimizer_state import OptimizerState, matched, moved, told_unattached
+from suptickets.optimizer_state import OptimizerState, told_unattached
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
+from suptickets.rewiring import Change, rewire
 from suptickets.saved import FORMAT, check_state, keys
 from suptickets.weight import SparseWeight
 
@@ -138,11 +139,10 @@ class SparseNetwork:
         needed = (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)
         if needed and not self.gradients_ready():
             return False
-        for name in kept:
-            weight = self.weights[name]
-            if kept[name] == final[name] == weight.nonzero or (needed and weight.gradient is None):
-                continue
-            self._connect(weight, *self._choose(weight, kept[name], final[name], pruning, growing))
+        changes = [Change(self.weights[name], kept[name], final[name]) for name in kept]
+        changes = [c for c in changes if not c.kept == c.final == c.weight.nonzero]
+        changes = [c for c in changes if not needed or c.weight.gradient is not None]
+        rewire(changes, pruning, growing, self.generator, self.state)
         return True
 
     def _check_counts(self, kept: Mapping[str, int], final: Mapping[str, int]) -> None:
@@ -158,31 +158,6 @@ class SparseNetwork:
                     f"{name} cannot be pruned to {low} and grown to {high}: it has "
                     f"{weight.nonzero} of {weight.size} connections"
                 )
-
-    def _choose(
-        self, weight: SparseWeight, kept: int, final: int, prune: Criterion, grow: Criterion
-    ) -> tuple[Tensor, Tensor]:
-        """The rows that live afterwards, sorted, and their positions."""
-        alive = weight.positions
-        if kept < weight.nonzero:
-            alive = alive.index_select(0, strongest(prune.score(weight, self.generator), kept))
-        if final > kept:
-            scores = grow.score(weight, self.generator).scatter_(0, alive, -torch.inf)
-            alive = torch.cat([alive, strongest(scores, final - kept).to(alive)])
-        rows, order = weight.rows(alive).sort()
-        return rows, alive.index_select(0, order)
-
-    def _connect(self, weight: SparseWeight, rows: Tensor, positions: Tensor) -> None:
-        """Let `rows` live; values, optimizer state and gradient follow."""
-        parameter = weight.values
-        index, stays = matched(weight, positions)
-        if self.state is not None:
-            self.state.follow(weight, index, stays)
-        gradient = parameter.grad
-        values = moved(parameter.detach(), index, stays, 0.0)
-        parameter.grad = None
-        weight.connect(rows, values, positions)
-        parameter.grad = None if gradient is None else moved(gradient, index, stays, 0.0)
 
     @torch.no_grad()
     def global_counts(

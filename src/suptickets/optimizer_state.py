@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,7 @@ class OptimizerState:
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
-        for group in self.optimizer.param_groups:
-            if any(parameter is weight.values for parameter in group["params"]):
-                return group
-        return None
+        return self.groups().get(id(weight.values))
 
     def problem(self, weight: SparseWeight) -> str | None:
         """What is wrong with the optimizer's view of `weight`, if anything is."""
@@ -81,18 +78,33 @@ class OptimizerState:
                     "use an optimizer whose state is scalars or parameter-shaped"
                 )
 
-    def follow(self, weight: SparseWeight, index: Tensor, stays: Tensor) -> None:
-        """Connection i of the new ones was number `index[i]` of the old ones where `stays[i]`, else is new.
+    def groups(self) -> dict[int, dict[str, Any]]:
+        """The parameter group of each parameter, by its id."""
+        return {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+
+    def moving(self, weight: SparseWeight) -> dict[str, Tensor]:
+        """The state that belongs to single connections."""
+        parameter = weight.values
+        state = self.optimizer.state.get(parameter, {})
+        return {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
+
+    def follow(
+        self, weights: Sequence[SparseWeight], index: Tensor, stays: Tensor, counts: Sequence[int]
+    ) -> None:
+        """Let the state of weights of one group follow; `index`, `stays` and `counts` as for `carried`.
 
         Called before the values move, so that their shape is still the old one.
         """
-        parameter = weight.values
-        state = self.optimizer.state.get(parameter, {})
-        moving = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
-        fills = self._fill(weight) if moving else {}
-        for key, value in moving.items():
-            new = moved(value, index, stays, fills.get(key, 0.0))
-            state[key] = value.copy_(new) if len(new) == len(value) else new  # captured graphs know its place
+        states = [self.moving(weight) for weight in weights]
+        fills = self._fill(weights[0]) if states[0] else {}
+        for key in states[0]:
+            old = [state[key] for state in states]
+            new = carried(old, index, stays, fills.get(key, 0.0), counts)
+            if [len(part) for part in old] == list(counts):
+                replace(old, new)
+                continue
+            for weight, part in zip(weights, new, strict=True):
+                self.optimizer.state[weight.values][key] = part.clone()
 
     def _fill(self, weight: SparseWeight) -> dict[str, Tensor]:
         """The initial state as numbers; asked for once per group and rate, because asking takes a while."""
@@ -172,17 +184,26 @@ def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:
             state[key] = value.reshape(weight.values.shape).clone()
 
 
-def matched(weight: SparseWeight, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of the new positions, which of the living connections it is (or 0), and whether it is one."""
-    places = torch.full((weight.size,), -1, dtype=torch.int32, device=positions.device)
-    numbers = torch.arange(weight.nonzero, dtype=torch.int32, device=positions.device)
-    index = places.scatter_(0, weight.positions, numbers).index_select(0, positions)
-    return index.clamp(min=0), index >= 0
+def carried(
+    old: Sequence[Tensor], index: Tensor, stays: Tensor, fill: float | Tensor, counts: Sequence[int]
+) -> list[Tensor]:
+    """What belongs to single connections, after these have changed; views of one new tensor.
+
+    Args:
+        old: what each weight has, its connections along the first dimension.
+        index: for each connection of now, its number among all the old ones.
+        stays: whether it was one of them.
+        fill: what it gets if it was not.
+        counts: connections of each weight now.
+    """
+    flat = torch.cat([part.detach().reshape(-1) for part in old])
+    if len(flat):
+        new = torch.where(stays, flat.index_select(0, index), fill)
+    else:
+        new = flat.new_zeros(len(index)) + fill
+    return [part.view(-1, *[1] * (old[0].dim() - 1)) for part in new.split(list(counts))]
 
 
-def moved(old: Tensor, index: Tensor, stays: Tensor, fill: float | Tensor) -> Tensor:
-    """`old[index]` where `stays`, else `fill`."""
-    shape = (len(index), *[1] * (old.dim() - 1))
-    if not len(old):
-        return old.new_zeros(shape) + fill
-    return torch.where(stays, old.reshape(-1).index_select(0, index), fill).view(shape)
+def replace(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Copy `new` into `old`, in place: what was captured knows it by its place."""
+    torch._foreach_copy_(list(old), list(new))

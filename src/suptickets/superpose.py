@@ -175,8 +175,7 @@ class Superposition:
             self.count += 1
             for key, connections in ticket.sparse.items():
                 average.sparse[key] = self._merge(average.sparse[key], connections)
-            for key, value in ticket.dense.items():
-                average.dense[key] = self._mean(key, average.dense[key], value)
+            self._mean(average.dense, ticket.dense)
         if self.prune_when == "each":
             self._prune(average)
 
@@ -199,14 +198,16 @@ class Superposition:
         """Weight of the newest ticket in what is averaged independently of connections."""
         return 1 - self.beta if self.rule == "cima" else 1 / self.count
 
-    def _mean(self, key: str, old: Any, new: Any) -> Any:
+    def _mean(self, old: dict[str, Any], new: Mapping[str, Any]) -> None:
         """Everything that is not sparse is averaged; of integers (counters of batches) the newest is kept."""
-        if not isinstance(new, Tensor):
-            return new
-        if not new.is_floating_point():
-            return new.clone()
-        new = new.sqrt() if key.endswith(_DEVIATION) else new
-        return old.mul_(1 - self._new_weight).add_(new, alpha=self._new_weight)
+        averaged = [key for key, v in new.items() if isinstance(v, Tensor) and v.is_floating_point()]
+        for key in new.keys() - averaged:
+            old[key] = new[key].clone() if isinstance(new[key], Tensor) else new[key]
+        if averaged:
+            mine = [old[key] for key in averaged]
+            theirs = [new[key].sqrt() if key.endswith(_DEVIATION) else new[key] for key in averaged]
+            torch._foreach_mul_(mine, 1 - self._new_weight)
+            torch._foreach_add_(mine, theirs, alpha=self._new_weight)
 
     def _merge(self, old: Connections, new: Connections) -> Connections:
         """The average over the union of their positions."""

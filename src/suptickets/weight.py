@@ -162,17 +162,20 @@ class SparseWeight(nn.Module):
     def _row_major(self) -> bool:
         return self.order == tuple(range(len(self.shape)))
 
+    def connect(self, rows: Tensor, values: Tensor) -> None:
+        """Let the connections at the sorted `rows` live, with these `values`."""
+        self.place(values, self.addresses(rows))
+
     @torch.no_grad()
-    def connect(self, rows: Tensor, values: Tensor, positions: Tensor | None = None) -> None:
-        """Let the connections at the sorted `rows` live, with these `values` (and `positions`, if known).
+    def place(self, values: Tensor, positions: Tensor) -> None:
+        """Let the connections at `positions`, in the order of their rows, live with these `values`.
 
         Contents change in place while their number stays (nothing is compiled or captured again);
         otherwise the storage is replaced, by `set_`, which autograd allows while an old loss is alive.
         """
-        parameter = self.values
-        positions = (self.addresses(rows) if positions is None else positions).to(self.positions)
-        values = values.reshape(len(rows), *[1] * (len(self.shape) - 1))
-        if len(rows) == self.nonzero:
+        parameter, positions = self.values, positions.to(self.positions)
+        values = values.reshape(len(positions), *[1] * (len(self.shape) - 1))
+        if len(positions) == self.nonzero:
             parameter.copy_(values)
             self.positions.copy_(positions)
         else:

@@ -114,10 +114,18 @@ def measure(model: str, options: Options) -> list[Row]:
     return [*map(judged, others), ours]
 
 
-def added(model: str, options: Options, every: int = EVERY, steps: int = STEPS) -> Row:
-    """What explorations add to an epoch at the recipe's interval: collecting, exploring, taking over.
+def added(model: str, options: Options) -> Row:
+    """What explorations add to an epoch at the recipe's interval."""
+    one, step = in_a_run(model, options)
+    epoch = one * CIFAR / resolve({"data": "cifar100"}).interval
+    return {"model": model, "variant": ADDED, "milliseconds": epoch, "steps": epoch / step}
 
-    Steps of which each `every`-th explores take turns with as many that do not.
+
+def in_a_run(model: str, options: Options, every: int = EVERY, steps: int = STEPS) -> tuple[float, float]:
+    """Milliseconds that an exploration adds to a run, collecting and taking over included; and of a step.
+
+    Steps of which each `every`-th explores take turns with as many that do not. What is issued while the
+    device is still busy with the steps before costs nothing here, as in a run.
     """
     tidy(options)
     data, intervals = batches(model, options), {"static": NEVER, "rigl": every}
@@ -129,8 +137,7 @@ def added(model: str, options: Options, every: int = EVERY, steps: int = STEPS) 
         {method: Contender(partial(_step, run), steps) for method, run in runs.items()}, options
     )
     one = every * median([a - b for a, b in zip(times["rigl"], times["static"], strict=True)])
-    epoch = one * CIFAR / resolve({"data": "cifar100"}).interval
-    return {"model": model, "variant": ADDED, "milliseconds": epoch, "steps": epoch / median(times["static"])}
+    return one, median(times["static"])
 
 
 def _step(run: Run) -> Callable[[], object]:

@@ -11,6 +11,7 @@ the fast step on a GPU, the plain one on a CPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from suptickets.bench.contenders import BATCH, NEVER, Run, batches, noise, tidy
@@ -30,6 +31,7 @@ RIVALS: dict[str, type[Rival]] = {
     "sparsimony": Sparsimony,
     PUBLISHED: Published,
 }
+TESTED = 10_000
 IMAGES = {"cpu": 2 * BATCH + 80, "cuda": 50_000}  # of an epoch; a last batch of 80, as CIFAR has
 SECONDS, FASTER = {"vgg16": {"seconds": 0.65}}, {"vgg16": {"ratio_to_ours": 10.0}}  # of an epoch on a GPU
 
@@ -88,16 +90,21 @@ def entered(
 
 
 def epochs(model: str, options: Options) -> list[Row]:
-    """Whole epochs: ours through `suptickets train`'s loop, theirs through a loader."""
+    """Whole epochs with an evaluation each: ours in `suptickets train`'s loop, theirs through loaders."""
     tidy(options)
     data = noise(IMAGES[options.device.type], options)
-    note = f"{data.train_size:,} images"
+    tested = min(data.train_size, TESTED)
+    data = replace(data, test_x=data.train_x[:tested], test_y=data.train_y[:tested])
+    note = f"{data.train_size:,} images and {tested:,} to evaluate"
     options.say(f"{model}: {options.rounds + 1} epochs of {note}, both ways")
     given = {"data": "cifar100", "model": model, "sparsity": options.sparsity, "booster": "none", "lr": 0.001}
-    settings = resolve({**given, "epochs": options.rounds + 1, "checkpoint_every": 1e9})
-    published, loader = Published(model, data, options), Transformed(data).loader(pin=options.cuda)
-    trainer = Trainer(settings, data, Processes(0, 1, options.device))
-    mine, theirs = epochs_in_turn(trainer, lambda _: published.epoch(loader))
+    often = {"epochs": options.rounds + 1, "evaluate_every": 1, "checkpoint_every": 1e9}
+    published, loaders = (
+        Published(model, data, options),
+        [Transformed(data, augment=a).loader() for a in (True, False)],
+    )
+    trainer = Trainer(resolve({**given, **often}), data, Processes(0, 1, options.device))
+    mine, theirs = epochs_in_turn(trainer, lambda _: published.epoch(*loaders))
     rows = []
     for name, times in {OURS: mine, PUBLISHED: theirs}.items():
         row = _row(model, EPOCH, name, note if name == OURS else f"{note}, {WORKERS} workers")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable
 from importlib import import_module
 from typing import ClassVar
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.backends import cudnn
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,7 +22,8 @@ from suptickets.data.base import ArrayData
 from suptickets.layers import ELIGIBLE
 from suptickets.models import build_model
 
-WORKERS = min(8, os.cpu_count() or 1)
+Loader = DataLoader[tuple[Tensor, int]]
+WORKERS = 2  # of the published code's loader for CIFAR-100; its memory is not pinned
 
 
 class Rival:
@@ -149,7 +149,11 @@ class Sparsimony(Rival):
 
 
 class Published(Rival):
-    """The published way: masks multiplied into weights and momentum, and numbers read back at every step."""
+    """The published way: masks multiplied into weights and momentum, numbers read back at every step.
+
+    So are its other habits kept: deterministic cuDNN, a scheduler of its own for the rate of exploration, an
+    evaluation at the end of every epoch.
+    """
 
     float32 = True
 
@@ -157,6 +161,9 @@ class Published(Rival):
         """Masks beside the weights."""
         masks = random_masks(self.weights, self.options.sparsity)
         self.masks = dict(zip(self.weights, masks, strict=True))
+        stand_in = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
+        self.rate = torch.optim.lr_scheduler.CosineAnnealingLR(stand_in, NEVER)
+        stand_in.step()
         self.apply()
 
     @torch.no_grad()
@@ -170,13 +177,15 @@ class Published(Rival):
 
     def train(self, x: Tensor, y: Tensor) -> None:
         """Waits for the device twice: for the loss, and for the number of right predictions."""
-        self.optimizer.zero_grad()
-        logits = self.model(x)
-        loss = F.cross_entropy(logits, y)
-        self.loss, self.right = loss.item(), (logits.argmax(1) == y).sum().item()
-        loss.backward()
-        self.optimizer.step()
+        with cudnn.flags(benchmark=True, deterministic=True):
+            self.optimizer.zero_grad()
+            logits = self.model(x)
+            loss = F.cross_entropy(logits, y)
+            self.loss, self.right = loss.item(), (logits.argmax(1) == y).sum().item()
+            loss.backward()
+            self.optimizer.step()
         self.apply()
+        self.rate.step()
 
     @torch.no_grad()
     def explore(self) -> None:
@@ -186,34 +195,56 @@ class Published(Rival):
             momentum = self.optimizer.state[weight]["momentum_buffer"]
             Masked(weight.data, mask, weight.grad, momentum).explore(RATE)
 
-    def epoch(self, loader: DataLoader[tuple[Tensor, int]]) -> None:
-        """All batches of a loader."""
-        for x, y in loader:
+    def epoch(self, train: Loader, test: Loader) -> None:
+        """All batches of one loader, and an evaluation on those of the other."""
+        self.model.train()
+        for x, y in train:
             self.train(x.to(self.options.device), y.to(self.options.device))
+        self.model.eval()
+        with torch.no_grad(), cudnn.flags(benchmark=True, deterministic=True):
+            for x, y in test:
+                self.evaluate(x.to(self.options.device), y.to(self.options.device))
+
+    def evaluate(self, x: Tensor, y: Tensor) -> None:
+        """Waits for the device twice, too."""
+        logits = self.model(x)
+        self.loss = F.cross_entropy(logits, y, reduction="sum").item()
+        self.right = (logits.argmax(1) == y).sum().item()
 
 
 class Transformed(Dataset[tuple[Tensor, int]]):
-    """Images one by one: padded, cropped, mirrored and normalised on the CPU, as a loader's transforms do."""
+    """Images one by one: padded, cropped and mirrored on the CPU (if `augment`ed), and normalised.
 
-    def __init__(self, data: ArrayData) -> None:
-        self.images = data.train_x.cpu().permute(0, 2, 3, 1).contiguous().numpy()
-        self.labels, self.random = data.train_y.tolist(), random.Random(0)
-        self.mean, self.std = (torch.tensor(v).view(-1, 1, 1) for v in (data.mean, data.std))
+    Call for call what torchvision's `RandomCrop`, `RandomHorizontalFlip`, `ToTensor` and `Normalize` do.
+    """
+
+    def __init__(self, data: ArrayData, *, augment: bool = True) -> None:
+        x, y = (data.train_x, data.train_y) if augment else (data.test_x, data.test_y)
+        self.images, self.labels = x.cpu().permute(0, 2, 3, 1).contiguous().numpy(), y.tolist()
+        self.mean, self.std, self.augment = data.mean, data.std, augment
         self.padding, self.size = data.padding, data.shape[-1]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = ImageOps.expand(Image.fromarray(self.images[index]), self.padding)
-        left, top = (self.random.randint(0, 2 * self.padding) for _ in range(2))
-        image = image.crop((left, top, left + self.size, top + self.size))
-        if self.random.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
-        return pixels.sub_(self.mean).div_(self.std), self.labels[index]
+        image = Image.fromarray(self.images[index])
+        image = self._augmented(image) if self.augment else image
+        return self._normalised(torch.from_numpy(np.array(image))), self.labels[index]
 
-    def loader(self, *, pin: bool) -> DataLoader[tuple[Tensor, int]]:
-        """Shuffled batches from worker processes."""
+    def _augmented(self, image: Image.Image) -> Image.Image:
+        image = ImageOps.expand(image, self.padding)
+        top, left = (int(torch.randint(2 * self.padding + 1, (1,)).item()) for _ in range(2))
+        image = image.crop((left, top, left + self.size, top + self.size))
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(1) < 0.5 else image
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        pixels = pixels.permute(2, 0, 1).contiguous().to(torch.get_default_dtype()).div(255).clone()
+        mean, std = (torch.as_tensor(value, dtype=pixels.dtype) for value in (self.mean, self.std))
+        assert not (std == 0).any()
+        return pixels.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+
+    def loader(self) -> Loader:
+        """Batches, with the settings of the published code on CIFAR-100; what is augmented is shuffled."""
         generator = torch.Generator().manual_seed(0)
-        return DataLoader(self, BATCH, shuffle=True, num_workers=WORKERS, pin_memory=pin, generator=generator)
+        return DataLoader(self, BATCH, shuffle=self.augment, num_workers=WORKERS, generator=generator)

@@ -1,12 +1,16 @@
-"""What a cycle of Sup-tickets adds: one exploration and one collection, in steps and as shares of a run."""
+"""What a cycle of Sup-tickets adds: one exploration and one collection, in steps and as shares of a run.
+
+Alone, each is waited for. In a run on a GPU an exploration is issued while the device still works at earlier
+steps: its share of a run is measured there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from suptickets.bench.contenders import Run, batches, tidy
-from suptickets.bench.explore import CIFAR
-from suptickets.bench.turns import Contender, Options, Row, judged, median, ratio, take_turns
+from suptickets.bench.explore import CIFAR, in_a_run
+from suptickets.bench.turns import Contender, Options, Row, Times, judged, median, ratio, take_turns
 from suptickets.training.build import normal
 from suptickets.training.settings import Settings, resolve
 
@@ -21,23 +25,37 @@ def run(options: Options) -> list[Row]:
 
 
 def measure(model: str, options: Options) -> list[Row]:
-    """One model; the network's connections differ from those of the tickets collected before."""
-    tidy(options)
-    options.say(f"{model}: making a cycle ready")
-    run = Run(model, "rigl", batches(model, options), options, fast=options.cuda)
-    contenders = {"step": run.contender(), "exploration": run.exploration(), "collection": collection(run)}
-    times = take_turns(contenders, options)
-    steps = {name: ratio(times[name], times["step"]) for name in contenders}
-    shares = share_of_run(steps, resolve({"data": "cifar100"}))
+    """One model."""
+    times = alone(model, options)
+    steps = {name: ratio(times[name], times["step"]) for name in times}
+    shares = share_of_run(steps | in_run(model, options), resolve({"data": "cifar100"}))
     limits = GPU if options.cuda else CPU
     rows = []
-    for name in contenders:
+    for name in times:
         row = {"model": model, "variant": name, "milliseconds": median(times[name]), "steps": steps[name]}
         row["share_of_run"] = shares.get(name)
         rows.append(judged(row, options.limits(model, limits.get(name, {}))))
     both = {**rows[0], "variant": "all of a run", "milliseconds": None, "steps": None}
     both["share_of_run"] = sum(shares.values())
     return [*rows, judged(both, options.limits(model, BOTH))]
+
+
+def alone(model: str, options: Options) -> Times:
+    """Each by itself; the network's connections differ from those of the tickets collected before."""
+    tidy(options)
+    options.say(f"{model}: making a cycle ready")
+    run = Run(model, "rigl", batches(model, options), options, fast=options.cuda)
+    contenders = {"step": run.contender(), "exploration": run.exploration(), "collection": collection(run)}
+    return take_turns(contenders, options)
+
+
+def in_run(model: str, options: Options) -> dict[str, float]:
+    """The steps that an exploration adds to a run, where that is another number."""
+    if not options.cuda:
+        return {}
+    options.say(f"{model}: steps with and without explorations")
+    added, step = in_a_run(model, options)
+    return {"exploration": added / step}
 
 
 def collection(run: Run) -> Contender:

@@ -17,7 +17,7 @@ from suptickets.network import SparseNetwork
 
 
 class Explored:
-    """Remembers, by one byte per possible connection, which have lived; the connections of now have.
+    """Remembers, by one bit per possible connection, which have lived; the connections of now have.
 
     Call `update` after the optimizer's step: while no connection changes it costs nothing.
     """
@@ -27,7 +27,7 @@ class Explored:
         self.network = network
         weights = network.weights.items()
         self._lived = {
-            n: torch.zeros(w.size, dtype=torch.bool, device=w.positions.device) for n, w in weights
+            n: torch.zeros(-(-w.size // 8), dtype=torch.uint8, device=w.positions.device) for n, w in weights
         }
         self._seen: dict[str, tuple[Tensor, int]] = {}
         self.update()
@@ -40,24 +40,24 @@ class Explored:
             known = self._seen.get(name)
             if known is None or known[0] is not positions or known[1] != version:
                 self._lived[name] = self._lived[name].to(positions.device)
-                self._lived[name][weight.rows().long()] = True
+                _mark(self._lived[name], weight.rows())
                 self._seen[name] = (positions, version)
 
     @property
     def rate(self) -> float:
         """The share of all possible connections that have lived."""
         dense = sum(layer.size for name, layer in self.network.layers.items() if name not in self._lived)
-        lived = sum(int(mask.sum()) for mask in self._lived.values())
-        return (dense + lived) / self.network.parameters_total
+        return (dense + sum(map(_count, self._lived.values()))) / self.network.parameters_total
 
     @property
     def layers(self) -> dict[str, float]:
         """The same for each layer; 1 for a layer that is not sparse."""
-        rates = {name: int(lived.sum()) / len(lived) for name, lived in self._lived.items()}
+        weights = self.network.weights
+        rates = {name: _count(lived) / weights[name].size for name, lived in self._lived.items()}
         return {name: rates.get(name, 1.0) for name in self.network.layers}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Which connections have lived, in row-major order, layer by layer."""
+        """Which connections have lived, layer by layer: bits in row-major order, eight to a byte."""
         return {name: lived.clone() for name, lived in self._lived.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -68,3 +68,14 @@ class Explored:
         self._lived = {name: state[name].to(lived, copy=True) for name, lived in self._lived.items()}
         self._seen = {}
         self.update()
+
+
+def _mark(lived: Tensor, rows: Tensor) -> None:
+    """Set the bits of `rows`, of which no two are the same: then adding those that are not set sets them."""
+    byte, bit = rows >> 3, (1 << (rows & 7)).to(torch.uint8)
+    lived.index_add_(0, byte, bit & ~lived.index_select(0, byte))
+
+
+def _count(lived: Tensor) -> int:
+    """The number of bits that are set."""
+    return sum(int((lived >> bit & 1).sum()) for bit in range(8))

@@ -85,7 +85,6 @@ class FastStep:
             self.forward = torch.compile(self._forward, dynamic=False, options=options)
         if self.cuda:
             torch.backends.cudnn.benchmark = True
-            torch.backends.cudnn.benchmark_limit = 5  # of 10: half the time, and hardly ever another choice
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def _make_room(self) -> None:

@@ -249,8 +249,7 @@ class Trainer(Parts):
         if self.tickets is not None and state["tickets"] is not None:
             self.tickets.load_state_dict(state["tickets"])
         self.cost.steps, self.cost.spent = state["cost"]
-        weights = self.network.weights
-        lived = {name: _unpacked(bits, weights[name].size) for name, bits in state["explored"].items()}
+        lived = {name: _unpacked(bits) for name, bits in state["explored"].items()}
         self.explored.load_state_dict(lived)
         self.start = None if state["start"] is None else Scores(**state["start"])
         before = state.get("before_pruning")  # checkpoints of older versions have none
@@ -301,12 +300,13 @@ def _compact(state: dict[str, Any]) -> dict[str, Any]:
     return compacted
 
 
-def _packed(mask: Tensor, alive: Tensor) -> Tensor:
-    """All but what is `alive`, which the network knows: eight to a byte, compressed."""
-    bits = np.packbits(mask.index_fill(0, alive.long(), False).cpu().numpy())
-    return torch.frombuffer(bytearray(zlib.compress(bits.tobytes(), level=1)), dtype=torch.uint8)
+def _packed(lived: Tensor, alive: Tensor) -> Tensor:
+    """The bits of all but what is `alive`, which the network knows, compressed."""
+    bits = np.unpackbits(lived.cpu().numpy(), bitorder="little")
+    bits[alive.cpu().numpy()] = 0
+    packed = zlib.compress(np.packbits(bits, bitorder="little").tobytes(), level=1)
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
-def _unpacked(packed: Tensor, size: int) -> Tensor:
-    bits = np.frombuffer(zlib.decompress(packed.numpy().tobytes()), dtype=np.uint8)
-    return torch.from_numpy(np.unpackbits(bits, count=size)).bool()
+def _unpacked(packed: Tensor) -> Tensor:
+    return torch.frombuffer(bytearray(zlib.decompress(packed.numpy().tobytes())), dtype=torch.uint8)

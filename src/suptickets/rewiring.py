@@ -1,0 +1,168 @@
+"""Prune weights to one count and grow them to another, many weights at once.
+
+An exploration is little arithmetic in many small pieces: on a GPU, starting them takes longer than they do.
+So weights that are alike go through it together: their connections side by side, each marked with its weight,
+sorted and moved in one go. What is left of single weights is their scores and who is grown by them. On a CPU
+nothing is gained by that, and each weight goes by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from suptickets.criteria import Criterion, strongest
+from suptickets.layout import marks, remap, sent
+from suptickets.optimizer_state import OptimizerState, carried, replace
+from suptickets.weight import SparseWeight
+
+ALONE = {"cpu"}  # devices on which each weight goes by itself
+CONNECTIONS = 2**22  # that go together at most: of more, the arithmetic counts
+POSITIONS = 2**31  # the same: 32 bits number them
+
+
+@dataclass(frozen=True)
+class Change:
+    """Prune `weight` to `kept` connections, then grow it to `final`."""
+
+    weight: SparseWeight
+    kept: int
+    final: int
+
+
+def rewire(
+    changes: Iterable[Change],
+    prune: Criterion,
+    grow: Criterion,
+    generator: torch.Generator,
+    state: OptimizerState | None,
+) -> None:
+    """Carry the changes out; values, optimizer state and gradients follow."""
+    for alike in _alike(changes, state):
+        _Together(alike, state).rewire(prune, grow, generator)
+
+
+def _alike(changes: Iterable[Change], state: OptimizerState | None) -> Iterator[list[Change]]:
+    """Lists of changes that can go together: same device, types, memory order and kind of optimizer state."""
+    kinds = defaultdict(list)
+    groups = {} if state is None else state.groups()
+    for number, change in enumerate(changes):
+        weight, values = change.weight, change.weight.values
+        alone = number if values.device.type in ALONE else None
+        types = values.device, values.dtype, weight.positions.dtype, weight.order, values.grad is None
+        followers = () if state is None else tuple(state.moving(weight))
+        kinds[alone, types, id(groups.get(id(values))), followers].append(change)
+    for kind in kinds.values():
+        yield from _few(kind)
+
+
+def _few(changes: Sequence[Change]) -> Iterator[list[Change]]:
+    """Cut a list where it holds too many connections."""
+    start = connections = positions = 0
+    for end, change in enumerate(changes):
+        connections += max(change.weight.nonzero, change.final)
+        positions += change.weight.size
+        if end > start and (connections > CONNECTIONS or positions >= POSITIONS):
+            yield list(changes[start:end])
+            start, positions = end, change.weight.size
+            connections = max(change.weight.nonzero, change.final)
+    yield list(changes[start:])
+
+
+class _Together:
+    """Weights whose connections lie side by side: those of the first, those of the second, ..."""
+
+    def __init__(self, changes: Sequence[Change], state: OptimizerState | None) -> None:
+        self.weights = [change.weight for change in changes]
+        self.kept, self.final = [c.kept for c in changes], [c.final for c in changes]
+        self.before = [weight.nonzero for weight in self.weights]
+        self.state, self.device = state, self.weights[0].positions.device
+        self.positions = _joined([weight.positions for weight in self.weights])
+
+    def rewire(self, prune: Criterion, grow: Criterion, generator: torch.Generator) -> None:
+        """Choose who lives afterwards, bring them into order, let everything follow."""
+        alive = self._pruned(prune, generator)
+        alive = self._grown(alive, grow, generator)
+        old, new = self._rows(alive)
+        new, order = new.sort()
+        self._connect(alive.index_select(0, order), *_found(old, new))
+
+    def _pruned(self, prune: Criterion, generator: torch.Generator) -> Tensor:
+        """The positions that are kept."""
+        if self.kept == self.before:
+            return self.positions
+        scores = [prune.score(weight, generator) for weight in self.weights]
+        return self.positions.index_select(0, best(scores, self.kept))
+
+    def _grown(self, alive: Tensor, grow: Criterion, generator: torch.Generator) -> Tensor:
+        """The positions that live afterwards: of each weight those that are kept, and its best others."""
+        if self.final == self.kept:
+            return alive
+        parts = []
+        for weight, kept, final in zip(self.weights, alive.split(self.kept), self.final, strict=True):
+            parts.append(kept)
+            if final > len(kept):
+                scores = grow.score(weight, generator).scatter_(0, kept, -torch.inf)
+                parts.append(strongest(scores, final - len(kept)).to(kept))
+        return torch.cat(parts)
+
+    def _rows(self, alive: Tensor) -> tuple[Tensor, Tensor]:
+        """Row-major indices of the old and of the new positions; all of a weight's follow the ones before."""
+        if len(self.weights) == 1:
+            weight = self.weights[0]
+            return weight.rows(), weight.rows(alive)
+        both, order = torch.cat([self.positions, alive]), self.weights[0].order
+        starts = list(accumulate((weight.size for weight in self.weights[:-1]), initial=0))
+        sizes = [[weight.shape[d] for weight in self.weights] for d in order]
+        owner = marks([*self.before, *self.final], self.device) % len(self.weights)
+        table = sent([starts, *sizes], self.device).to(both.dtype).index_select(1, owner)
+        if order != tuple(range(len(order))):
+            both = remap(both, list(table[1:]), [order.index(d) for d in range(len(order))])
+        old, new = (both + table[0]).split([sum(self.before), sum(self.final)])
+        return old, new
+
+    def _connect(self, positions: Tensor, index: Tensor, stays: Tensor) -> None:
+        """Let the `positions` live; number i was number `index[i]` of the old ones if it `stays`."""
+        parameters = [weight.values for weight in self.weights]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.state is not None:
+            self.state.follow(self.weights, index, stays, self.final)
+        for parameter in parameters:
+            parameter.grad = None
+        moved = carried(gradients, index, stays, 0.0, self.final) if gradients else [None] * len(parameters)
+        values = carried(parameters, index, stays, 0.0, self.final)
+        places = positions.split(self.final)
+        if self.final == self.before:
+            replace(parameters, values)
+            replace([weight.positions for weight in self.weights], places)
+        for weight, value, place, gradient in zip(self.weights, values, places, moved, strict=True):
+            weight.touched() if self.final == self.before else weight.place(value, place)
+            weight.values.grad = gradient
+
+
+def best(scores: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """Numbers of the `counts[i]` largest scores of each tensor, numbered through all of them."""
+    if len(scores) == 1:
+        return strongest(scores[0], counts[0])
+    sizes = [len(part) for part in scores]
+    order = torch.cat(list(scores)).argsort(descending=True)
+    of = marks(sizes, order.device).to(torch.int16)
+    order = order.index_select(0, of.index_select(0, order).argsort(stable=True))
+    return torch.cat([part[:count] for part, count in zip(order.split(sizes), counts, strict=True)])
+
+
+def _found(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """For each of the sorted `new` rows, which of the sorted `old` ones it is, and whether it is one."""
+    if not len(old):
+        return torch.zeros_like(new), torch.zeros_like(new, dtype=torch.bool)
+    index = torch.searchsorted(old, new, out_int32=len(old) < 2**31).clamp_(max=len(old) - 1)
+    return index, old.index_select(0, index) == new
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
