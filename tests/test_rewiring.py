@@ -66,12 +66,14 @@ CHANGES = {"nothing else": lambda _: None, "less": less, "nothing left": nothing
 CHANGES["other shares"] = other_shares
 
 
-def trained(optimizer_name: str, layout: torch.memory_format, action: str) -> dict[tuple[str, str], Tensor]:
+def trained(
+    optimizer_name: str, layout: torch.memory_format, action: str, device: str = "cpu"
+) -> dict[tuple[str, str], Tensor]:
     """All that belongs to connections after six steps: the fourth explores, `action` follows the fifth."""
     torch.manual_seed(3)
     convs = [nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1), nn.Conv2d(12, 5, (1, 3))]
     layers = [*convs, nn.Conv2d(5, 7, 1), nn.Flatten(), nn.Linear(7 * 6 * 4, 30), nn.Linear(30, 4)]
-    model = nn.Sequential(*layers).double().to(memory_format=layout)  # type: ignore[call-overload]
+    model = nn.Sequential(*layers).double().to(memory_format=layout).to(device)  # type: ignore[call-overload]
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     network = st.sparsify(model, Sensitive(0.7, interval=4), optimizer, seed=1)
     generator = torch.Generator().manual_seed(5)
@@ -81,7 +83,7 @@ def trained(optimizer_name: str, layout: torch.memory_format, action: str) -> di
         if step == 4:
             network.request_gradient()
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
         optimizer.step()
         if step == 4:
             CHANGES[action](network)
@@ -110,6 +112,16 @@ def test_together_as_alone(
     assert alone.keys() == together.keys()
     for key in alone:
         torch.testing.assert_close(together[key], alone[key], rtol=0, atol=0, msg=str(key))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("action", CHANGES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_on_a_gpu_as_on_a_cpu(optimizer: str, action: str) -> None:
+    there, here = (trained(optimizer, CHANNELS_LAST, action, device) for device in ("cuda", "cpu"))
+    assert there.keys() == here.keys()
+    for key in here:
+        torch.testing.assert_close(there[key].to(CPU), here[key], rtol=1e-6, atol=1e-9, msg=str(key))
 
 
 def test_alike_go_together_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
