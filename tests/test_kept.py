@@ -633,7 +633,7 @@ def test_the_kernel_steps_as_sgd_does(index: torch.dtype, dtype: torch.dtype, ta
         reference = nn.Parameter(parts["values"].double())
         optimizer = sgd(nn.ParameterList([reference]))
         optimizer.state[reference]["momentum_buffer"] = parts["momentum"].double()
-        kept: Any = SimpleNamespace(**parts)
+        kept: Any = SimpleNamespace(**parts, delivered=lambda: iter([slice(0, None)]))
         for rate in (0.1, 0.05, 0.2):
             parts["gradient"].mul_(-1.5)
             module.sgd(kept, torch.tensor([rate], device="cuda"), 0.9, 5e-4)

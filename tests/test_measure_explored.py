@@ -79,19 +79,17 @@ def test_dense_layers_count_as_lived() -> None:
 
 def test_while_nothing_changes_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     network = st.sparsify(model(), st.SET(0.8))
-    explored, calls = Explored(network), []
-    weight = network.weights["0"]
-    kind = type(weight)
-    rows = kind.rows
-    monkeypatch.setattr(kind, "rows", lambda self, *a: (calls.append(self.name), rows(self, *a))[1])
+    explored, calls, mark = Explored(network), [], Explored._mark
+    monkeypatch.setattr(Explored, "_mark", lambda self, names: (calls.extend(names), mark(self, names))[1])
     explored.update()
     assert not calls
     network.explore(0.5)
-    calls.clear()
     explored.update()
     assert sorted(calls) == ["0", "3"]
+    network.prune({"3": 5}, by="magnitude")
     explored.update()
-    assert len(calls) == 2
+    explored.update()
+    assert sorted(calls) == ["0", "3", "3"]
 
 
 def test_a_layout_that_changes_on_the_way() -> None:
@@ -101,6 +99,21 @@ def test_a_layout_that_changes_on_the_way() -> None:
     network.model.to(memory_format=torch.channels_last)
     explored.update()
     assert all(torch.equal(mask, before[n]) for n, mask in explored.state_dict().items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_network_that_is_moved_to_a_gpu() -> None:
+    network = st.sparsify(model(), st.SET(0.8))
+    explored = Explored(network)
+    network.explore(0.5)
+    explored.update()
+    before = explored.state_dict()
+    network.model.cuda()
+    explored.update()
+    assert all(
+        lived.is_cuda and torch.equal(lived.cpu(), before[n]) for n, lived in explored.state_dict().items()
+    )
 
 
 def test_stopping_and_going_on() -> None:

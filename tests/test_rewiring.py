@@ -115,6 +115,7 @@ def test_together_as_alone(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("action", CHANGES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_on_a_gpu_as_on_a_cpu(optimizer: str, action: str) -> None:

@@ -15,7 +15,8 @@ from torch import nn
 
 import suptickets as st
 from suptickets.batch_norm import recompute
-from suptickets.superpose import Superposition, Ticket
+from suptickets.connections import Ticket
+from suptickets.superpose import Superposition
 
 RULES = ("cia", "caa", "cima")
 SHAPES = {"a.weight": (6, 8), "b.weight": (4, 3, 2, 2), "c.weight": (5, 4)}  # 116 connections

@@ -45,6 +45,24 @@ def remap(index: Tensor, sizes: Sequence[Any], order: Sequence[int]) -> Tensor:
     return first if result is None else result + first
 
 
+def rows_of(
+    addresses: Tensor,
+    owner: Tensor,
+    shapes: Sequence[Sequence[int]],
+    order: Sequence[int],
+    starts: Sequence[int],
+) -> Tensor:
+    """Row-major indices of addresses in several tensors of one memory order, each tensor's from its start on.
+
+    `owner` says which of the tensors an address belongs to.
+    """
+    sizes = [[shape[d] for shape in shapes] for d in order]
+    table = sent([starts, *sizes], addresses.device).to(addresses.dtype).index_select(1, owner)
+    if list(order) != sorted(order):
+        addresses = remap(addresses, list(table[1:]), [order.index(d) for d in range(len(order))])
+    return addresses + table[0]
+
+
 def marks(sizes: Sequence[int], device: torch.device) -> Tensor:
     """`sizes[0]` zeros, `sizes[1]` ones, and so on, on a device that is not waited for."""
     ends = sent(list(accumulate(sizes)), device)

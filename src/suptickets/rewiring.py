@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from suptickets.criteria import Criterion, strongest
-from suptickets.layout import marks, remap, sent
+from suptickets.layout import marks, rows_of
 from suptickets.optimizer_state import OptimizerState, carried, replace
 from suptickets.weight import SparseWeight
 
@@ -116,14 +116,11 @@ class _Together:
         if len(self.weights) == 1:
             weight = self.weights[0]
             return weight.rows(), weight.rows(alive)
-        both, order = torch.cat([self.positions, alive]), self.weights[0].order
+        both, shapes = torch.cat([self.positions, alive]), [weight.shape for weight in self.weights]
         starts = list(accumulate((weight.size for weight in self.weights[:-1]), initial=0))
-        sizes = [[weight.shape[d] for weight in self.weights] for d in order]
         owner = marks([*self.before, *self.final], self.device) % len(self.weights)
-        table = sent([starts, *sizes], self.device).to(both.dtype).index_select(1, owner)
-        if order != tuple(range(len(order))):
-            both = remap(both, list(table[1:]), [order.index(d) for d in range(len(order))])
-        old, new = (both + table[0]).split([sum(self.before), sum(self.final)])
+        rows = rows_of(both, owner, shapes, self.weights[0].order, starts)
+        old, new = rows.split([sum(self.before), sum(self.final)])
         return old, new
 
     def _connect(self, positions: Tensor, index: Tensor, stays: Tensor) -> None:

@@ -10,12 +10,13 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from suptickets.connections import Joined, Ticket, alike
 from suptickets.criteria import strongest
 from suptickets.distribution import apportion
 from suptickets.errors import SparsityError, choice, fraction, reason
@@ -27,108 +28,6 @@ RULES = {
     "cima": "connection independent moving averaging: beta x old + (1 - beta) x new",
 }
 _DEVIATION = "running_var"  # variances are averaged as standard deviations (the paper's AV)
-
-
-@dataclass
-class Connections:
-    """Living connections of one weight: sorted row-major positions, values, and CAA's counters."""
-
-    rows: Tensor
-    values: Tensor
-    times: Tensor | None = None
-
-    def select(self, index: Tensor) -> Connections:
-        """Some of them; `index` is a mask or sorted."""
-        times = None if self.times is None else self.times[index]
-        return Connections(self.rows[index], self.values[index], times)
-
-
-@dataclass
-class Ticket:
-    """One network: its sparse weights as connections, everything else as it is.
-
-    `aliases` are further names of tied weights: name -> the name under which the weight is kept.
-    """
-
-    shapes: dict[str, torch.Size]
-    sparse: dict[str, Connections]
-    dense: dict[str, Any]
-    aliases: dict[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def of(
-        state: Mapping[str, Any],
-        shapes: Mapping[str, Iterable[int]],
-        aliases: Mapping[str, str] | None = None,
-    ) -> Ticket:
-        """From the state dict of a sparse model, and the dense shapes of its sparse weights."""
-        aliases = dict(aliases or {})
-        sparse = {key: Connections(state[_positions(key)], state[key].detach().reshape(-1)) for key in shapes}
-        taken = {name for key in (*sparse, *aliases) for name in (key, _positions(key))}
-        dense = {key: value for key, value in state.items() if key not in taken}
-        return Ticket({key: torch.Size(shape) for key, shape in shapes.items()}, sparse, dense, aliases)
-
-    @staticmethod
-    def of_dense(state: Mapping[str, Tensor], layers: Iterable[str]) -> Ticket:
-        """From the state dict of a plain model: in the named weights, zeros are inactive connections."""
-        first: dict[tuple[int, torch.Size], str] = {}
-        sparse, aliases = {}, {}
-        for key in layers:
-            place = (state[key].data_ptr(), state[key].shape)
-            if first.setdefault(place, key) != key:
-                aliases[key] = first[place]
-                continue
-            flat = state[key].detach().reshape(-1)
-            rows = flat.nonzero().reshape(-1)
-            sparse[key] = Connections(rows, flat[rows])
-        dense = {key: value for key, value in state.items() if key not in sparse and key not in aliases}
-        return Ticket({key: state[key].shape for key in sparse}, sparse, dense, aliases)
-
-    def counts(self) -> dict[str, int]:
-        """Living connections of each sparse weight."""
-        return {key: len(connections.rows) for key, connections in self.sparse.items()}
-
-    def clone(self) -> Ticket:
-        """A copy that shares nothing."""
-        sparse = {
-            key: Connections(c.rows.clone(), c.values.clone(), None if c.times is None else c.times.clone())
-            for key, c in self.sparse.items()
-        }
-        dense = {key: v.detach().clone() if isinstance(v, Tensor) else v for key, v in self.dense.items()}
-        return Ticket(self.shapes, sparse, dense, self.aliases)
-
-    def pack(self) -> dict[str, Any]:
-        """Tensors and plain values, for a file."""
-        sparse = {key: dict(vars(connections)) for key, connections in self.sparse.items()}
-        shapes = {key: list(shape) for key, shape in self.shapes.items()}
-        return {"shapes": shapes, "sparse": sparse, "dense": self.dense, "aliases": self.aliases}
-
-    @staticmethod
-    def unpack(packed: Mapping[str, Any]) -> Ticket:
-        """Undo `pack`; a copy."""
-        shapes = {key: torch.Size(shape) for key, shape in packed["shapes"].items()}
-        sparse = {key: Connections(**connections) for key, connections in packed["sparse"].items()}
-        return Ticket(shapes, sparse, dict(packed["dense"]), dict(packed["aliases"])).clone()
-
-    def to(self, device: torch.device) -> Ticket:
-        """On that device."""
-        for connections in self.sparse.values():
-            connections.rows, connections.values = connections.rows.to(device), connections.values.to(device)
-            connections.times = None if connections.times is None else connections.times.to(device)
-        self.dense = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.dense.items()}
-        return self
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state dict of the plain model, with exact zeros."""
-        state = dict(self.dense)
-        for key, connections in self.sparse.items():
-            flat = connections.values.new_zeros(math.prod(self.shapes[key]))
-            state[key] = flat.scatter_(0, connections.rows, connections.values).view(self.shapes[key])
-        return state | {alias: state[key] for alias, key in self.aliases.items()}
-
-
-def _positions(key: str) -> str:
-    return f"{key}{SUFFIX}.positions"
 
 
 @dataclass
@@ -173,8 +72,9 @@ class Superposition:
         else:
             _same(average, ticket)
             self.count += 1
-            for key, connections in ticket.sparse.items():
-                average.sparse[key] = self._merge(average.sparse[key], connections)
+            for keys in alike(average):
+                old, new = (Joined.of(t, keys) for t in (average, ticket))
+                average.sparse |= self._merge(old, new).parted()
             self._mean(average.dense, ticket.dense)
         if self.prune_when == "each":
             self._prune(average)
@@ -209,20 +109,20 @@ class Superposition:
             torch._foreach_mul_(mine, 1 - self._new_weight)
             torch._foreach_add_(mine, theirs, alpha=self._new_weight)
 
-    def _merge(self, old: Connections, new: Connections) -> Connections:
+    def _merge(self, old: Joined, new: Joined) -> Joined:
         """The average over the union of their positions."""
-        rows, where = torch.cat([old.rows, new.rows.to(old.rows.dtype)]).unique(return_inverse=True)
+        rows, where = torch.cat([old.rows, new.rows]).unique(return_inverse=True)
         in_old, in_new = where.split([len(old.rows), len(new.rows)])
         values = torch.zeros(len(rows), dtype=old.values.dtype, device=rows.device)
         if old.times is None:
             values[in_old] = old.values * (1 - self._new_weight)
             values[in_new] += new.values * self._new_weight
-            return Connections(rows, values)
+            return replace(old, rows=rows, values=values)
         times = torch.zeros(len(rows), dtype=old.times.dtype, device=rows.device)
         values[in_old], times[in_old] = old.values * old.times, old.times
         values[in_new] += new.values
         times[in_new] += 1
-        return Connections(rows, values / times, times)
+        return replace(old, rows=rows, values=values / times, times=times)
 
     def _prune(self, ticket: Ticket) -> None:
         """Magnitude pruning to exactly the count, in total or in each layer."""
@@ -234,9 +134,9 @@ class Superposition:
             total = (self.total or 0) - sum(self.targets[key] for key in masks)
             mask = _top(torch.cat([scores[key] for key in shared]), total)
             masks |= dict(zip(shared, mask.split([len(scores[key]) for key in shared]), strict=True))
-        for key, mask in masks.items():
-            if not mask.all():
-                ticket.sparse[key] = ticket.sparse[key].select(mask)
+        for keys in alike(ticket):
+            joined = Joined.of(ticket, keys).select(torch.cat([masks[key] for key in keys]))
+            ticket.sparse |= joined.parted()
 
     @property
     def nonzero(self) -> int:

@@ -13,12 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from suptickets.batch_norm import batch_norms, recompute
+from suptickets.connections import Ticket
 from suptickets.criteria import grow_criterion, prune_criterion
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
 from suptickets.saved import keys, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
-from suptickets.superpose import Superposition, Ticket
+from suptickets.superpose import Superposition
 
 Criteria = tuple[str, str] | Sequence[tuple[str, str]] | None
 

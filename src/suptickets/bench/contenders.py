@@ -19,7 +19,7 @@ from suptickets.training.fast import FastStep
 from suptickets.training.feed import Resident
 from suptickets.training.parts import Parts
 from suptickets.training.plain import PlainStep
-from suptickets.training.processes import Processes
+from suptickets.training.processes import connect
 from suptickets.training.settings import resolve
 
 BATCH = 128
@@ -72,7 +72,7 @@ class Run:
     ) -> None:
         given = {"data": "cifar100", "model": model, "method": method, "sparsity": options.sparsity}
         calm = {"lr": 0.001, "interval": NEVER}  # on noise, a higher rate may end in infinite losses
-        processes = Processes(0, 1, options.device)
+        processes = connect(str(options.device))
         self.parts = Parts(resolve({**given, **calm, **settings}), data, processes)
         self.network, self.options = self.parts.network, options
         self.stepper = FastStep(self.parts, compile=compile) if fast else PlainStep(self.parts)

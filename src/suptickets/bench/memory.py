@@ -19,6 +19,7 @@ from suptickets.bench.contenders import BATCH, VARIANTS, Run, noise, tidy, varia
 from suptickets.bench.turns import Options, Row, judged
 from suptickets.models import MODELS
 from suptickets.training.fast import WARM_UP
+from suptickets.training.processes import connect
 
 COLLECTING = "ours, collecting the gradient of all positions"
 CPU = "parameters, positions, buffers, optimizer state, gradients, masks, tensors saved for the backward pass"
@@ -74,7 +75,7 @@ def _apart(model: str, name: str, options: Options, fast: bool) -> int:
 
 def peak(model: str, name: str, options: Options, fast: bool) -> int:
     """The most that was allocated at any time of a step, without the data set."""
-    torch.cuda.set_device(options.device)
+    connect(str(options.device))
     run = _run(model, name, options, fast=fast)
     for _ in range(WARM_UP):  # compiles, lets cuDNN choose, makes the optimizer's state
         run.step()

@@ -21,7 +21,7 @@ from suptickets.bench.turns import Contender, Options, Row, judged, median, rati
 from suptickets.data.base import ArrayData
 from suptickets.errors import reason
 from suptickets.training.loop import Trainer
-from suptickets.training.processes import Processes
+from suptickets.training.processes import connect
 from suptickets.training.settings import resolve
 
 STEP, EXPLORATION, EPOCH = "step", "exploration", "epoch"
@@ -103,7 +103,7 @@ def epochs(model: str, options: Options) -> list[Row]:
         Published(model, data, options),
         [Transformed(data, augment=a).loader() for a in (True, False)],
     )
-    trainer = Trainer(resolve({**given, **often}), data, Processes(0, 1, options.device))
+    trainer = Trainer(resolve({**given, **often}), data, connect(str(options.device)))
     mine, theirs = epochs_in_turn(trainer, lambda _: published.epoch(*loaders))
     rows = []
     for name, times in {OURS: mine, PUBLISHED: theirs}.items():

@@ -177,7 +177,7 @@ class Published(Rival):
 
     def train(self, x: Tensor, y: Tensor) -> None:
         """Waits for the device twice: for the loss, and for the number of right predictions."""
-        with cudnn.flags(benchmark=True, deterministic=True):
+        with cudnn.flags(enabled=True, benchmark=True, deterministic=True):
             self.optimizer.zero_grad()
             logits = self.model(x)
             loss = F.cross_entropy(logits, y)
@@ -201,7 +201,7 @@ class Published(Rival):
         for x, y in train:
             self.train(x.to(self.options.device), y.to(self.options.device))
         self.model.eval()
-        with torch.no_grad(), cudnn.flags(benchmark=True, deterministic=True):
+        with torch.no_grad(), cudnn.flags(enabled=True, benchmark=True, deterministic=True):
             for x, y in test:
                 self.evaluate(x.to(self.options.device), y.to(self.options.device))
 

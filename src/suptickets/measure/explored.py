@@ -7,12 +7,14 @@ density, a dense network's is 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from suptickets.errors import SparsityError
+from suptickets.layout import marks, rows_of
 from suptickets.network import SparseNetwork
 
 
@@ -25,57 +27,76 @@ class Explored:
     def __init__(self, network: SparseNetwork) -> None:
         """`network` is only looked at."""
         self.network = network
-        weights = network.weights.items()
-        self._lived = {
-            n: torch.zeros(-(-w.size // 8), dtype=torch.uint8, device=w.positions.device) for n, w in weights
-        }
+        self._begin({})
+
+    def _begin(self, state: Mapping[str, Tensor]) -> None:
+        """Bits for all weights, side by side on their device; a weight's begin with a byte."""
+        weights, ends = self.network.weights, defaultdict[torch.device, int](int)
+        self._home, self._starts = {name: w.positions.device for name, w in weights.items()}, {}
+        for name, device in self._home.items():
+            self._starts[name] = ends[device]
+            ends[device] += -(-weights[name].size // 8)
+        self._bits = {d: torch.zeros(end, dtype=torch.uint8, device=d) for d, end in ends.items()}
+        for name, lived in state.items():
+            self._lived(name).copy_(lived)
         self._seen: dict[str, tuple[Tensor, int]] = {}
         self.update()
+
+    def _lived(self, name: str) -> Tensor:
+        start, size = self._starts[name], self.network.weights[name].size
+        return self._bits[self._home[name]][start : start + -(-size // 8)]
 
     @torch.no_grad()
     def update(self) -> None:
         """Take the connections that live now for some that have lived."""
+        alike: dict[object, list[str]] = defaultdict(list)
         for name, weight in self.network.weights.items():
             positions, version = weight.positions, weight.positions._version
             known = self._seen.get(name)
             if known is None or known[0] is not positions or known[1] != version:
-                self._lived[name] = self._lived[name].to(positions.device)
-                _mark(self._lived[name], weight.rows())
                 self._seen[name] = (positions, version)
+                alike[positions.device, weight.order].append(name)
+        if any(self._seen[name][0].device != self._home[name] for names in alike.values() for name in names):
+            self._begin(self.state_dict())
+            return
+        for names in alike.values():
+            self._mark(names)
+
+    def _mark(self, names: Sequence[str]) -> None:
+        """Set the bits of these weights' connections: no two are the same, so adding the unset sets them."""
+        weights = [self.network.weights[name] for name in names]
+        positions = torch.cat([weight.positions for weight in weights]).long()
+        owner = marks([weight.nonzero for weight in weights], positions.device)
+        starts = [8 * self._starts[name] for name in names]
+        rows = rows_of(positions, owner, [weight.shape for weight in weights], weights[0].order, starts)
+        bits = self._bits[positions.device]
+        byte, bit = rows >> 3, (1 << (rows & 7)).to(torch.uint8)
+        bits.index_add_(0, byte, bit & ~bits.index_select(0, byte))
 
     @property
     def rate(self) -> float:
         """The share of all possible connections that have lived."""
-        dense = sum(layer.size for name, layer in self.network.layers.items() if name not in self._lived)
-        return (dense + sum(map(_count, self._lived.values()))) / self.network.parameters_total
+        dense = sum(layer.size for name, layer in self.network.layers.items() if name not in self._starts)
+        return (dense + sum(map(_count, self._bits.values()))) / self.network.parameters_total
 
     @property
     def layers(self) -> dict[str, float]:
         """The same for each layer; 1 for a layer that is not sparse."""
-        weights = self.network.weights
-        rates = {name: _count(lived) / weights[name].size for name, lived in self._lived.items()}
+        rates = {name: _count(self._lived(name)) / w.size for name, w in self.network.weights.items()}
         return {name: rates.get(name, 1.0) for name in self.network.layers}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Which connections have lived, layer by layer: bits in row-major order, eight to a byte."""
-        return {name: lived.clone() for name, lived in self._lived.items()}
+        return {name: self._lived(name).clone() for name in self._starts}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state_dict()`; load the network first, for what lives now has lived too."""
-        ours = {name: lived.shape for name, lived in self._lived.items()}
+        ours = {name: self._lived(name).shape for name in self._starts}
         if {name: getattr(lived, "shape", None) for name, lived in state.items()} != ours:
             raise SparsityError("this is not the state of Explored for this network: save state_dict()")
-        self._lived = {name: state[name].to(lived, copy=True) for name, lived in self._lived.items()}
-        self._seen = {}
-        self.update()
+        self._begin(state)
 
 
-def _mark(lived: Tensor, rows: Tensor) -> None:
-    """Set the bits of `rows`, of which no two are the same: then adding those that are not set sets them."""
-    byte, bit = rows >> 3, (1 << (rows & 7)).to(torch.uint8)
-    lived.index_add_(0, byte, bit & ~lived.index_select(0, byte))
-
-
-def _count(lived: Tensor) -> int:
+def _count(bits: Tensor) -> int:
     """The number of bits that are set."""
-    return sum(int((lived >> bit & 1).sum()) for bit in range(8))
+    return sum(int((bits >> place & 1).sum()) for place in range(8))

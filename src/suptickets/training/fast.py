@@ -84,7 +84,6 @@ class FastStep:
             options: Any = {"combo_kernels": True} if self.cuda else None
             self.forward = torch.compile(self._forward, dynamic=False, options=options)
         if self.cuda:
-            torch.backends.cudnn.benchmark = True
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def _make_room(self) -> None:
@@ -209,12 +208,15 @@ class FastStep:
         main.wait_stream(self.stream)
 
     def _body(self, size: int) -> None:
-        """All that a step computes. A last batch is not worth compiling for: it comes once an epoch."""
+        """All that a step computes. A last batch, one of many, is worth no compiling and no choice of kernels."""
+        full = size == self.parts.settings.batch_size
+        if self.cuda:
+            torch.backends.cudnn.benchmark = full
         if self.kept is not None:
             self.kept.begin()
         if self.rest is not None:
             self.rest.zero_grad()
-        forward = self.forward if size == self.parts.settings.batch_size else self._forward
+        forward = self.forward if full else self._forward
         loss, sums = forward(size)
         loss.backward()
         with torch.no_grad():

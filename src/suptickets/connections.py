@@ -1,0 +1,169 @@
+"""Tickets: networks as the positions and values of their living connections, and all that is not sparse."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suptickets.layout import marks, sent
+from suptickets.weight import SUFFIX
+
+
+@dataclass
+class Connections:
+    """Living connections of one weight: sorted row-major positions, values, and CAA's counters."""
+
+    rows: Tensor
+    values: Tensor
+    times: Tensor | None = None
+
+    def select(self, index: Tensor) -> Connections:
+        """Some of them; `index` is a mask or sorted."""
+        times = None if self.times is None else self.times[index]
+        return Connections(self.rows[index], self.values[index], times)
+
+
+@dataclass
+class Ticket:
+    """One network: its sparse weights as connections, everything else as it is.
+
+    `aliases` are further names of tied weights: name -> the name under which the weight is kept.
+    """
+
+    shapes: dict[str, torch.Size]
+    sparse: dict[str, Connections]
+    dense: dict[str, Any]
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        state: Mapping[str, Any],
+        shapes: Mapping[str, Iterable[int]],
+        aliases: Mapping[str, str] | None = None,
+    ) -> Ticket:
+        """From the state dict of a sparse model, and the dense shapes of its sparse weights."""
+        aliases = dict(aliases or {})
+        sparse = {key: Connections(state[_positions(key)], state[key].detach().reshape(-1)) for key in shapes}
+        taken = {name for key in (*sparse, *aliases) for name in (key, _positions(key))}
+        dense = {key: value for key, value in state.items() if key not in taken}
+        return Ticket({key: torch.Size(shape) for key, shape in shapes.items()}, sparse, dense, aliases)
+
+    @staticmethod
+    def of_dense(state: Mapping[str, Tensor], layers: Iterable[str]) -> Ticket:
+        """From the state dict of a plain model: in the named weights, zeros are inactive connections."""
+        first: dict[tuple[int, torch.Size], str] = {}
+        sparse, aliases = {}, {}
+        for key in layers:
+            place = (state[key].data_ptr(), state[key].shape)
+            if first.setdefault(place, key) != key:
+                aliases[key] = first[place]
+                continue
+            flat = state[key].detach().reshape(-1)
+            rows = flat.nonzero().reshape(-1)
+            sparse[key] = Connections(rows, flat[rows])
+        dense = {key: value for key, value in state.items() if key not in sparse and key not in aliases}
+        return Ticket({key: state[key].shape for key in sparse}, sparse, dense, aliases)
+
+    def counts(self) -> dict[str, int]:
+        """Living connections of each sparse weight."""
+        return {key: len(connections.rows) for key, connections in self.sparse.items()}
+
+    def clone(self) -> Ticket:
+        """A copy that shares nothing."""
+        sparse = {
+            key: Connections(c.rows.clone(), c.values.clone(), None if c.times is None else c.times.clone())
+            for key, c in self.sparse.items()
+        }
+        dense = {key: v.detach().clone() if isinstance(v, Tensor) else v for key, v in self.dense.items()}
+        return Ticket(self.shapes, sparse, dense, self.aliases)
+
+    def pack(self) -> dict[str, Any]:
+        """Tensors and plain values, for a file."""
+        sparse = {key: dict(vars(connections)) for key, connections in self.sparse.items()}
+        shapes = {key: list(shape) for key, shape in self.shapes.items()}
+        return {"shapes": shapes, "sparse": sparse, "dense": self.dense, "aliases": self.aliases}
+
+    @staticmethod
+    def unpack(packed: Mapping[str, Any]) -> Ticket:
+        """Undo `pack`; a copy."""
+        shapes = {key: torch.Size(shape) for key, shape in packed["shapes"].items()}
+        sparse = {key: Connections(**connections) for key, connections in packed["sparse"].items()}
+        return Ticket(shapes, sparse, dict(packed["dense"]), dict(packed["aliases"])).clone()
+
+    def to(self, device: torch.device) -> Ticket:
+        """On that device."""
+        for connections in self.sparse.values():
+            connections.rows, connections.values = connections.rows.to(device), connections.values.to(device)
+            connections.times = None if connections.times is None else connections.times.to(device)
+        self.dense = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.dense.items()}
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state dict of the plain model, with exact zeros."""
+        state = dict(self.dense)
+        for key, connections in self.sparse.items():
+            flat = connections.values.new_zeros(math.prod(self.shapes[key]))
+            state[key] = flat.scatter_(0, connections.rows, connections.values).view(self.shapes[key])
+        return state | {alias: state[key] for alias, key in self.aliases.items()}
+
+
+@dataclass
+class Joined(Connections):
+    """Connections of several weights, `sizes` by name, side by side: as if they were one weight's.
+
+    On a GPU, many small pieces would take longer to start than to compute.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(ticket: Ticket, keys: Sequence[str]) -> Joined:
+        """Those of a ticket; the positions of a weight begin where those of the one before end."""
+        parts, sizes = [ticket.sparse[key] for key in keys], {k: math.prod(ticket.shapes[k]) for k in keys}
+        index = torch.int32 if sum(sizes.values()) < 2**31 else torch.int64
+        times = [part.times for part in parts if part.times is not None]
+        joined = Joined(
+            torch.cat([part.rows.to(index) for part in parts]),
+            torch.cat([part.values for part in parts]),
+            torch.cat(times) if times else None,
+            sizes,
+        )
+        joined.rows += joined._starts([len(part.rows) for part in parts])
+        return joined
+
+    def _starts(self, counts: Sequence[int]) -> Tensor:
+        """For each connection, where its weight's positions begin."""
+        starts = list(accumulate(list(self.sizes.values())[:-1], initial=0))
+        return sent(starts, self.rows.device).to(self.rows).index_select(0, marks(counts, self.rows.device))
+
+    def select(self, index: Tensor) -> Joined:
+        """Some of them; `index` is a mask or sorted."""
+        return Joined(**vars(super().select(index)), sizes=self.sizes)
+
+    def parted(self) -> dict[str, Connections]:
+        """Those of each weight."""
+        ends = sent(list(accumulate(self.sizes.values())), self.rows.device).to(self.rows)
+        places = [0, *torch.searchsorted(self.rows, ends).tolist()]
+        counts = [b - a for a, b in pairwise(places)]
+        columns = [self.rows - self._starts(counts), self.values, self.times]
+        parts = [[None] * len(counts) if c is None else c.split(counts) for c in columns]
+        return {key: Connections(*part) for key, *part in zip(self.sizes, *parts, strict=True)}
+
+
+def alike(ticket: Ticket) -> list[list[str]]:
+    """The names of weights whose connections can be joined: same device, same types."""
+    kinds = defaultdict(list)
+    for key, connections in ticket.sparse.items():
+        kinds[connections.values.device, connections.values.dtype].append(key)
+    return list(kinds.values())
+
+
+def _positions(key: str) -> str:
+    return f"{key}{SUFFIX}.positions"
