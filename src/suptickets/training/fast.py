@@ -208,7 +208,7 @@ class FastStep:
         main.wait_stream(self.stream)
 
     def _body(self, size: int) -> None:
-        """All that a step computes. A last batch, one of many, is worth no compiling and no choice of kernels."""
+        """All that a step computes; a last batch, one of many, is not compiled and its kernels not chosen."""
         full = size == self.parts.settings.batch_size
         if self.cuda:
             torch.backends.cudnn.benchmark = full
