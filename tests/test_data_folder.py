@@ -11,7 +11,7 @@ from make_data import image, image_folder, same
 from PIL import Image
 from scipy.stats import chisquare
 
-from suptickets.data import load_data, transforms
+from suptickets.data import folder, load_data, transforms
 from suptickets.errors import SparsityError
 
 
@@ -230,3 +230,19 @@ def test_the_centre_is_cut_out_of_the_scaled_image(size):
     if size == (500, 375):
         scaled = image(size=size).resize((341, 256), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(np.asarray(found), np.asarray(scaled)[16:240, 58:282])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_workers_fill_pinned_memory_for_a_gpu(tmp_path, monkeypatch, device):
+    """What the loader is asked for; where there is no GPU, nothing more can be seen."""
+    data, asked = load_data("folder", image_folder(tmp_path / "images"), workers=3), []
+
+    def loader(images, **options):
+        asked.append(options)
+        return []
+
+    monkeypatch.setattr(folder, "DataLoader", loader)
+    monkeypatch.setattr(folder, "Normalise", lambda *_: None)
+    for batches in (data.train_batches(4, 0, 0, device=device), data.test_batches(4, device=device)):
+        assert list(batches) == []
+    assert [(o["num_workers"], o["pin_memory"]) for o in asked] == [(3, device == "cuda")] * 2

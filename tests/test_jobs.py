@@ -100,9 +100,14 @@ def test_stopped_runs_are_told_once(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("works", "there"), [(True, True), (False, True), (True, False)])
 def test_a_shared_gpu(monkeypatch, tmp_path: Path, works: bool, there: bool) -> None:
-    """MPS is started in a folder of its own, and ended; where it is not there or fails, nothing is set."""
+    """MPS is started in a folder of its own, and ended; where it is not there or fails, nothing is set.
+
+    All devices are visible to it: those that are chosen are for the runs to see.
+    """
     calls = tmp_path / "calls"
-    note = f'echo "$1 $CUDA_MPS_PIPE_DIRECTORY $(cat </dev/stdin)" >> {calls}'
+    note = f'echo "$1 $CUDA_MPS_PIPE_DIRECTORY $CUDA_VISIBLE_DEVICES $(cat </dev/stdin)" >> {calls}'
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "hidden")
+    monkeypatch.setattr(jobs, "PROBE", "")
     script = f"#!/bin/sh\n{note}\nexit {int(not works)}\n"
     control = tmp_path / "bin" / jobs.CONTROL
     control.parent.mkdir()
@@ -117,6 +122,13 @@ def test_a_shared_gpu(monkeypatch, tmp_path: Path, works: bool, there: bool) -> 
     lines = calls.read_text().splitlines() if calls.exists() else []
     assert len(lines) == (0 if not there else 2 if works else 1)
     assert not works or not there or lines[1].endswith("quit")
+    assert not any("hidden" in line for line in lines)
+
+
+@pytest.mark.parametrize(("probe", "reached"), [("", True), ("import sys; sys.exit(1)", False)])
+def test_a_server_that_cannot_be_reached(monkeypatch, probe: str, reached: bool) -> None:
+    monkeypatch.setattr(jobs, "PROBE", probe)
+    assert jobs._reached({"CUDA_MPS_PIPE_DIRECTORY": "nowhere"}) is reached
 
 
 def test_data_that_do_not_fit_stay_where_they_are_and_that_is_said(monkeypatch) -> None:
@@ -138,3 +150,22 @@ def test_data_that_do_not_fit_stay_where_they_are_and_that_is_said(monkeypatch) 
 def test_jobs_are_at_least_one(capsys, number: str) -> None:
     assert main(["train", "--seeds", "2", "--jobs", number]) == 2
     assert capsys.readouterr().err == f"suptickets: --jobs must be at least 1, not {number}\n"
+
+
+def test_one_run_of_several_processes_or_several_runs(monkeypatch, tmp_path: Path, capsys) -> None:
+    """Under torchrun the processes share each run, and there is one at a time."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (
+        main(["train", "--data", "digits", *SHORT, "--seeds", "2", "--jobs", "2", "--out", str(tmp_path)])
+        == 2
+    )
+    assert "2 processes train one run together" in capsys.readouterr().err
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(train, "_at_a_time", lambda *_, **__: asked.append("several"))
+    monkeypatch.setattr(train, "train", lambda *_, **__: {"accuracy": 1, "nll": 1, "ece": 1})
+    train.train_seeds(resolve({"data": "digits"}), 2, tmp_path)
+    assert not asked
+    monkeypatch.delenv("WORLD_SIZE")
+    train.train_seeds(resolve({"data": "digits"}), 2, tmp_path)
+    assert asked == ["several"]

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import suptickets as st
 from suptickets import kept as module
-from suptickets.kept import KeptWeights
+from suptickets.kept import ALIGNED, KeptWeights
 from suptickets.network import SparseNetwork
 from suptickets.weight import SparseWeight
 
@@ -248,6 +248,28 @@ def test_what_is_collected_is_not_left_from_another_step() -> None:
     assert all(slot._total.isnan().all() for slot in loop.kept.slots)
 
 
+class Sometimes(nn.Module):
+    """A layer that some steps do not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes, self.used = nn.Linear(6, 5), nn.Linear(6, 5), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.always(x) + self.sometimes(x) if self.used else self.always(x)
+
+
+def test_a_layer_that_a_step_has_not_used_has_no_gradient_of_it() -> None:
+    model = Sometimes().double()
+    network = st.sparsify(model, st.Static(0.5), optimizer := sgd(model))
+    loop, batch = Loop(network, optimizer), (torch.randn(4, 6).double(), torch.randint(5, (4,)))
+    for model.used in (True, False):
+        network.request_gradient()
+        loop.step(batch)
+        assert network.weights["always"].gradient is not None
+        assert (network.weights["sometimes"].gradient is not None) == model.used
+
+
 def test_a_gradient_that_was_released_is_not_used_again() -> None:
     network, optimizer = built("linear", st.RigL(0.5, interval=3))
     loop = Loop(network, optimizer)
@@ -273,11 +295,8 @@ def test_reading_computes_nothing() -> None:
     loop = Loop(network, optimizer)
     for weight, slot in zip(loop.kept.weights, loop.kept.slots, strict=True):
         assert read(weight).data_ptr() == slot.dense.data_ptr()
-    assert (
-        sum(slot.dense.numel() for slot in loop.kept.slots)
-        == len(loop.kept.dense)
-        == network.parameters_total
-    )
+        assert slot.dense.storage_offset() % ALIGNED == 0
+    assert sum(slot.dense.numel() for slot in loop.kept.slots) == network.parameters_total
     with pytest.raises(st.SparsityError, match="would be lost"):
         network.model[0].weight.mul_(2)
 

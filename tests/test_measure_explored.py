@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -135,6 +136,16 @@ def test_stopping_and_going_on() -> None:
     again.update()
     assert again.rate > explored.rate  # a copy: the one it came from is not touched
     assert all(torch.equal(mask, state[n]) for n, mask in explored.state_dict().items())
+
+
+def test_bits_are_in_the_order_of_numpy() -> None:
+    """Checkpoints of older versions hold what `packbits` makes of a mask."""
+    network = st.sparsify(model(), st.SET(0.8, interval=1), seed=1)
+    masks = {name: np.zeros(weight.size, dtype=bool) for name, weight in network.weights.items()}
+    for name, weight in network.weights.items():
+        masks[name][weight.rows().numpy()] = True
+    state = Explored(network).state_dict()
+    assert all(np.array_equal(np.packbits(masks[name]), bits.numpy()) for name, bits in state.items())
 
 
 def test_a_state_of_another_network_is_refused() -> None:

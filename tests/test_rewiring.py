@@ -145,6 +145,21 @@ def test_alike_go_together_and_others_do_not(monkeypatch: pytest.MonkeyPatch) ->
     assert groups() == [["0", "2"], ["1", "3"]]
 
 
+def test_state_stays_in_its_place_while_its_count_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weights that are rewired together, too: who has captured a step knows it by its place."""
+    monkeypatch.setattr(rewiring, "ALONE", set())
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizer = OPTIMIZERS["momentum"](model.parameters())
+    network = st.sparsify(model, st.SET(0.5), optimizer, seed=0)
+    model(torch.randn(3, 8)).sum().backward()
+    optimizer.step()
+    before = {n: optimizer.state[w.values]["momentum_buffer"].data_ptr() for n, w in network.weights.items()}
+    now = counts(network)
+    network.rewire({n: c // 2 for n, c in now.items()}, {**now, "1": now["1"] - 3})
+    after = {n: optimizer.state[w.values]["momentum_buffer"].data_ptr() for n, w in network.weights.items()}
+    assert {name for name in before if before[name] != after[name]} == {"1"}
+
+
 def test_the_best_of_each() -> None:
     generator = torch.Generator().manual_seed(0)
     for sizes in ((5, 1, 300), (1,), (40, 40), (7, 0, 3)):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suptickets.layout import marks, sent
+from suptickets.layout import few, marks, sent
 from suptickets.weight import SUFFIX
 
 
@@ -162,7 +162,12 @@ def alike(ticket: Ticket) -> list[list[str]]:
     kinds = defaultdict(list)
     for key, connections in ticket.sparse.items():
         kinds[connections.values.device, connections.values.dtype].append(key)
-    return list(kinds.values())
+    counts = ticket.counts()
+    return [
+        part
+        for (device, _), keys in kinds.items()
+        for part in few(keys, [counts[key] for key in keys], device)
+    ]
 
 
 def _positions(key: str) -> str:

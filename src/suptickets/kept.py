@@ -29,6 +29,8 @@ from torch.optim import Optimizer
 from suptickets.layout import marks
 from suptickets.weight import SparseWeight
 
+ALIGNED = 64  # dense weights begin at multiples of it: kernels that use tensor cores want 16 bytes
+
 _slots: WeakValueDictionary[int, Slot] = WeakValueDictionary()
 
 
@@ -123,11 +125,11 @@ class KeptWeights:
         """Take the weights as they are."""
         self.weights, self.optimizer = list(weights), optimizer
         sizes = [weight.size for weight in self.weights]
-        first = self.weights[0].values
-        self.dense = torch.zeros(sum(sizes), dtype=dtype, device=first.device)
-        starts = list(accumulate(sizes[:-1], initial=0))
+        first, rooms = self.weights[0].values, [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        self.dense = torch.zeros(sum(rooms), dtype=dtype, device=first.device)
+        starts = list(accumulate(rooms[:-1], initial=0))
         self.starts = torch.tensor(starts, device=first.device)
-        parts = self.dense.split(sizes)
+        parts = [room[:size] for room, size in zip(self.dense.split(rooms), sizes, strict=True)]
         self.slots = [Slot(weight, part) for weight, part in zip(self.weights, parts, strict=True)]
         self.capacities: list[int] = []
         self.values = self.momentum = first.new_empty(0)
@@ -165,7 +167,8 @@ class KeptWeights:
                 self._place(slot, part)
             slot.stale = False
             start += capacity
-        shifts = self.starts.index_select(0, marks(self.capacities, self.starts.device))
+        starts = self.starts.to(self.local.dtype)
+        shifts = starts.index_select(0, marks(self.capacities, starts.device))
         torch.add(self.local, shifts, out=self.positions)
         self.dense.zero_()
         self.push()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+CACHED = 2**15  # connections that go together on a CPU: more would leave its cache
+MANY = 2**22  # elsewhere: of more, the arithmetic counts, not its start
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
@@ -56,16 +60,22 @@ def rows_of(
 
     `owner` says which of the tensors an address belongs to.
     """
-    sizes = [[shape[d] for shape in shapes] for d in order]
-    table = sent([starts, *sizes], addresses.device).to(addresses.dtype).index_select(1, owner)
+    table: Any = [starts, *[[shape[d] for shape in shapes] for d in order]]
+    if len(shapes) > 1:
+        table = sent(table, addresses.device).to(addresses.dtype).index_select(1, owner)
+    else:  # plain numbers are faster
+        table = [column[0] for column in table]
     if list(order) != sorted(order):
         addresses = remap(addresses, list(table[1:]), [order.index(d) for d in range(len(order))])
-    return addresses + table[0]
+    rows: Tensor = addresses + table[0]
+    return rows
 
 
 def marks(sizes: Sequence[int], device: torch.device) -> Tensor:
     """`sizes[0]` zeros, `sizes[1]` ones, and so on, on a device that is not waited for."""
-    ends = sent(list(accumulate(sizes)), device)
+    if device.type == "cpu":
+        return torch.repeat_interleave(sent(sizes, device).int(), output_size=sum(sizes))
+    ends = sent(list(accumulate(sizes)), device)  # a GPU would give all of a long piece to few threads
     return torch.bucketize(torch.arange(sum(sizes), device=device), ends, right=True, out_int32=True)
 
 
@@ -73,3 +83,14 @@ def sent(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device)
     """Numbers on a device that is not waited for."""
     tensor = torch.tensor(numbers, dtype=torch.int64)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def few(items: Sequence[T], sizes: Sequence[int], device: torch.device) -> Iterator[list[T]]:
+    """Cut a list of items that have `sizes` connections where they are too many to go together."""
+    start, total, most = 0, 0, CACHED if device.type == "cpu" else MANY
+    for end, size in enumerate(sizes):
+        total += size
+        if end > start and total > most:
+            yield list(items[start:end])
+            start, total = end, size
+    yield list(items[start:])

@@ -38,7 +38,9 @@ class OptimizerState:
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
-        return self.groups().get(id(weight.values))
+        values = weight.values
+        groups = self.optimizer.param_groups
+        return next((g for g in groups if any(p is values for p in g["params"])), None)
 
     def problem(self, weight: SparseWeight) -> str | None:
         """What is wrong with the optimizer's view of `weight`, if anything is."""
@@ -101,10 +103,11 @@ class OptimizerState:
             old = [state[key] for state in states]
             new = carried(old, index, stays, fills.get(key, 0.0), counts)
             if [len(part) for part in old] == list(counts):
-                replace(old, new)
+                overwrite(old, new)
                 continue
-            for weight, part in zip(weights, new, strict=True):
-                self.optimizer.state[weight.values][key] = part.clone()
+            for weight, was, part in zip(weights, old, new, strict=True):
+                state = self.optimizer.state[weight.values]
+                state[key] = was.copy_(part) if len(was) == len(part) else part.clone()
 
     def _fill(self, weight: SparseWeight) -> dict[str, Tensor]:
         """The initial state as numbers; asked for once per group and rate, because asking takes a while."""
@@ -196,7 +199,8 @@ def carried(
         fill: what it gets if it was not.
         counts: connections of each weight now.
     """
-    flat = torch.cat([part.detach().reshape(-1) for part in old])
+    parts = [part.detach().reshape(-1) for part in old]
+    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
     if len(flat):
         new = torch.where(stays, flat.index_select(0, index), fill)
     else:
@@ -204,6 +208,6 @@ def carried(
     return [part.view(-1, *[1] * (old[0].dim() - 1)) for part in new.split(list(counts))]
 
 
-def replace(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     """Copy `new` into `old`, in place: what was captured knows it by its place."""
     torch._foreach_copy_(list(old), list(new))

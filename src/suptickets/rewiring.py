@@ -18,7 +18,7 @@ from torch import Tensor
 
 from suptickets.criteria import Criterion, strongest
 from suptickets.layout import marks, rows_of
-from suptickets.optimizer_state import OptimizerState, carried, replace
+from suptickets.optimizer_state import OptimizerState, carried, overwrite
 from suptickets.weight import SparseWeight
 
 ALONE = {"cpu"}  # devices on which each weight goes by itself
@@ -48,7 +48,10 @@ def rewire(
 
 
 def _alike(changes: Iterable[Change], state: OptimizerState | None) -> Iterator[list[Change]]:
-    """Lists of changes that can go together: same device, types, memory order and kind of optimizer state."""
+    """Lists of changes that can go together: same device, types, memory order and kind of optimizer state.
+
+    Where they do, criteria that draw at random draw for one list after the other.
+    """
     kinds = defaultdict(list)
     groups = {} if state is None else state.groups()
     for number, change in enumerate(changes):
@@ -88,12 +91,17 @@ class _Together:
         """Choose who lives afterwards, bring them into order, let everything follow."""
         alive = self._pruned(prune, generator)
         alive = self._grown(alive, grow, generator)
-        old, new = self._rows(alive)
-        new, order = new.sort()
-        self._connect(alive.index_select(0, order), *_found(old, new))
+        if len(self.weights) == 1:
+            order = self.weights[0].rows(alive).argsort()
+            positions = alive.index_select(0, order)
+            self._connect(positions, *_matched(self.weights[0], positions))
+        else:
+            old, new = self._rows(alive)
+            new, order = new.sort()
+            self._connect(alive.index_select(0, order), *_found(old, new))
 
     def _pruned(self, prune: Criterion, generator: torch.Generator) -> Tensor:
-        """The positions that are kept."""
+        """The positions that are kept; all weights are scored if any is pruned."""
         if self.kept == self.before:
             return self.positions
         scores = [prune.score(weight, generator) for weight in self.weights]
@@ -113,9 +121,6 @@ class _Together:
 
     def _rows(self, alive: Tensor) -> tuple[Tensor, Tensor]:
         """Row-major indices of the old and of the new positions; all of a weight's follow the ones before."""
-        if len(self.weights) == 1:
-            weight = self.weights[0]
-            return weight.rows(), weight.rows(alive)
         both, shapes = torch.cat([self.positions, alive]), [weight.shape for weight in self.weights]
         starts = list(accumulate((weight.size for weight in self.weights[:-1]), initial=0))
         owner = marks([*self.before, *self.final], self.device) % len(self.weights)
@@ -133,12 +138,15 @@ class _Together:
             parameter.grad = None
         moved = carried(gradients, index, stays, 0.0, self.final) if gradients else [None] * len(parameters)
         values = carried(parameters, index, stays, 0.0, self.final)
-        places = positions.split(self.final)
-        if self.final == self.before:
-            replace(parameters, values)
-            replace([weight.positions for weight in self.weights], places)
+        places, stay = positions.split(self.final), self.final == self.before
+        if stay:
+            overwrite(parameters, values)
+            overwrite([weight.positions for weight in self.weights], places)
         for weight, value, place, gradient in zip(self.weights, values, places, moved, strict=True):
-            weight.touched() if self.final == self.before else weight.place(value, place)
+            if stay:
+                weight.touched()
+            else:
+                weight.place(value, place)
             weight.values.grad = gradient
 
 
@@ -159,6 +167,14 @@ def _found(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(new), torch.zeros_like(new, dtype=torch.bool)
     index = torch.searchsorted(old, new, out_int32=len(old) < 2**31).clamp_(max=len(old) - 1)
     return index, old.index_select(0, index) == new
+
+
+def _matched(weight: SparseWeight, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for one weight: with a table of all its positions, which is faster."""
+    places = torch.full((weight.size,), -1, dtype=torch.int32, device=positions.device)
+    numbers = torch.arange(weight.nonzero, dtype=torch.int32, device=positions.device)
+    index = places.scatter_(0, weight.positions, numbers).index_select(0, positions)
+    return index.clamp(min=0), index >= 0
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

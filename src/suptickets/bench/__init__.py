@@ -71,6 +71,9 @@ def bench(
         if name == "scale":
             raise SparsityError("scale has networks of its own: leave out --model")
         check_model(model)
+    for flag, given, of in (("--largest", largest is not None, "scale"), ("--compile", compile, "step")):
+        if given and name != of:
+            raise SparsityError(f"{flag} is for {of}: leave it out")
     fraction("--sparsity", sparsity)
     options = Options(
         connect(device).device, model, sparsity, whole("--rounds", rounds), compile, largest=largest

@@ -99,10 +99,8 @@ def epochs(model: str, options: Options) -> list[Row]:
     options.say(f"{model}: {options.rounds + 1} epochs of {note}, both ways")
     given = {"data": "cifar100", "model": model, "sparsity": options.sparsity, "booster": "none", "lr": 0.001}
     often = {"epochs": options.rounds + 1, "evaluate_every": 1, "checkpoint_every": 1e9}
-    published, loaders = (
-        Published(model, data, options),
-        [Transformed(data, augment=a).loader() for a in (True, False)],
-    )
+    published = Published(model, data, options)
+    loaders = [Transformed(data, augment=augment).loader() for augment in (True, False)]
     trainer = Trainer(resolve({**given, **often}), data, connect(str(options.device)))
     mine, theirs = epochs_in_turn(trainer, lambda _: published.epoch(*loaders))
     rows = []

@@ -40,7 +40,7 @@ def pixels(millions: float) -> int:
 
 def run(options: Options) -> list[Row]:
     """A row for each size, one for each sparsity, and what they grow by."""
-    largest = options.largest or LARGEST[options.device.type]
+    largest = LARGEST[options.device.type] if options.largest is None else options.largest
     sizes = [size for size in SIZES if size <= largest]
     if not sizes:
         raise SparsityError(f"--largest must be at least {SIZES[0]} (million weights), not {largest:g}")

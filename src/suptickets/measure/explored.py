@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from suptickets.errors import SparsityError
-from suptickets.layout import marks, rows_of
+from suptickets.layout import few, marks, rows_of
 from suptickets.network import SparseNetwork
 
 
@@ -60,7 +60,9 @@ class Explored:
             self._begin(self.state_dict())
             return
         for names in alike.values():
-            self._mark(names)
+            counts = [self.network.weights[name].nonzero for name in names]
+            for part in few(names, counts, self._home[names[0]]):
+                self._mark(part)
 
     def _mark(self, names: Sequence[str]) -> None:
         """Set the bits of these weights' connections: no two are the same, so adding the unset sets them."""
@@ -70,7 +72,7 @@ class Explored:
         starts = [8 * self._starts[name] for name in names]
         rows = rows_of(positions, owner, [weight.shape for weight in weights], weights[0].order, starts)
         bits = self._bits[positions.device]
-        byte, bit = rows >> 3, (1 << (rows & 7)).to(torch.uint8)
+        byte, bit = rows >> 3, (128 >> (rows & 7)).to(torch.uint8)
         bits.index_add_(0, byte, bit & ~bits.index_select(0, byte))
 
     @property
@@ -91,12 +93,13 @@ class Explored:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state_dict()`; load the network first, for what lives now has lived too."""
-        ours = {name: self._lived(name).shape for name in self._starts}
-        if {name: getattr(lived, "shape", None) for name, lived in state.items()} != ours:
+        ours = {name: (torch.uint8, self._lived(name).shape) for name in self._starts}
+        found = {n: (getattr(x, "dtype", None), getattr(x, "shape", None)) for n, x in state.items()}
+        if found != ours:
             raise SparsityError("this is not the state of Explored for this network: save state_dict()")
         self._begin(state)
 
 
 def _count(bits: Tensor) -> int:
     """The number of bits that are set."""
-    return sum(int((bits >> place & 1).sum()) for place in range(8))
+    return int(sum((bits >> place & 1).sum() for place in range(8)))

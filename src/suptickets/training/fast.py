@@ -3,7 +3,8 @@
 Dense weights are kept between steps (`suptickets.kept`), so nothing that is compiled or captured depends on
 which connections live. There is one graph per batch size (the last batch of an epoch is smaller), and another
 for the steps that collect the gradient of all positions. The learning rates of an epoch and the sums of loss
-and accuracy are on the device: within an epoch nothing is read back.
+and accuracy are on the device: within an epoch nothing is read back, but by methods whose counts depend on
+values (GraNet, GMP, SNFS, DSR, where they prune), and by superposing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def load_compiler() -> None:
 
     def load() -> None:
         for module in ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton"):
-            with suppress(ImportError):
+            with suppress(Exception):  # also what importing runs into when the process ends
                 import_module(module)
 
     Thread(target=load, daemon=True).start()
@@ -55,6 +56,17 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def _comparing_kernels(wanted: bool) -> Iterator[None]:
+    """Let cuDNN compare its kernels for convolutions that are new to it, if it does so at all."""
+    cudnn, before = torch.backends.cudnn, torch.backends.cudnn.benchmark
+    cudnn.benchmark = before and wanted
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 class FastStep:
@@ -89,7 +101,17 @@ class FastStep:
     def _make_room(self) -> None:
         """A run of a kind that was there before compiles nothing; beyond some kinds, all is forgotten."""
         s, parts = self.parts.settings, self.parts
-        kind = (s.model, s.data, s.members, s.batch_size, s.label_smoothing, parts.precision)
+        small = s.sparsity if s.method == "small-dense" else None
+        kind = (
+            s.model,
+            s.data,
+            s.booster,
+            s.members,
+            s.batch_size,
+            s.label_smoothing,
+            parts.precision,
+            small,
+        )
         keys = () if self.kept is None else tuple(slot.key for slot in self.kept.slots)
         if len(_compiled) >= KINDS:
             torch.compiler.reset()
@@ -208,17 +230,16 @@ class FastStep:
         main.wait_stream(self.stream)
 
     def _body(self, size: int) -> None:
-        """All that a step computes; a last batch, one of many, is not compiled and its kernels not chosen."""
+        """All that a step computes. Whole batches only are worth compiling and comparing kernels for."""
         full = size == self.parts.settings.batch_size
-        if self.cuda:
-            torch.backends.cudnn.benchmark = full
+        forward = self.forward if full else self._forward
         if self.kept is not None:
             self.kept.begin()
         if self.rest is not None:
             self.rest.zero_grad()
-        forward = self.forward if full else self._forward
-        loss, sums = forward(size)
-        loss.backward()
+        with _comparing_kernels(full):
+            loss, sums = forward(size)
+            loss.backward()
         with torch.no_grad():
             self._update(sums, size)
 

@@ -18,6 +18,10 @@ from suptickets.training.progress import print_plain
 from suptickets.training.stop import Interrupted, asked_to_stop
 
 CONTROL = "nvidia-cuda-mps-control"
+PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 0)"
+VISIBLE = (
+    "CUDA_VISIBLE_DEVICES"  # not for the daemon: it would number the devices anew, and its clients again
+)
 Run: TypeAlias = tuple[subprocess.Popen[str], Thread]  # and who passes its messages on
 
 
@@ -29,13 +33,19 @@ def shared_gpu() -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        both = {**os.environ, **environment}
+        both = {key: value for key, value in os.environ.items() if key != VISIBLE} | environment
         started = subprocess.run([CONTROL, "-d"], env=both, capture_output=True).returncode == 0
         try:
-            yield environment if started else {}
+            yield environment if started and _reached(environment) else {}
         finally:
             if started:
                 subprocess.run([CONTROL], input=b"quit\n", env=both, capture_output=True)
+
+
+def _reached(environment: Mapping[str, str]) -> bool:
+    """Whether a process finds a GPU by MPS: the daemon may start where its server cannot."""
+    command = [sys.executable, "-c", PROBE]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True).returncode == 0
 
 
 def run_together(

@@ -56,12 +56,15 @@ class Trainer(Parts):
         self.last = math.nan, math.nan  # loss and accuracy of training when they were last read
         self.on_gpu = processes.device.type == "cuda"
 
-    def stepper(self) -> PlainStep | FastStep:
+    def stepper(self, say: Callable[[str], None]) -> PlainStep | FastStep:
         """How the steps are done: fast on a GPU, unless `--no-compile` or float32 is asked for."""
-        wanted, device = self.settings.compile, self.processes.device
-        default = device.type == "cuda" and self.precision == "bf16"
-        fast = (default if wanted is None else wanted) and FastStep.suits(self)
-        return FastStep(self, compile=True) if fast else PlainStep(self)
+        wanted = self.settings.compile
+        if not (self.on_gpu and self.precision == "bf16" if wanted is None else wanted):
+            return PlainStep(self)
+        if not FastStep.suits(self):
+            say("steps are not captured: several processes, or weights of several decays or dtypes")
+            return PlainStep(self)
+        return FastStep(self, compile=True)
 
     # ---- the whole way ----
 
@@ -75,7 +78,7 @@ class Trainer(Parts):
         self.last_save = time.monotonic()
         progress.first, progress.began = self.network.step / self.steps, time.monotonic()
         with asked_to_stop() as stop:
-            stepper = self.stepper()
+            stepper = self.stepper(progress.say)
             for epoch in range(self.network.step // self.steps, self.settings.epochs):
                 for _ in stepper.epoch(epoch, self._enter(epoch)):
                     if self.tickets is not None and self.network.step == self.tickets.start:
@@ -132,8 +135,8 @@ class Trainer(Parts):
         progress.show(**shown, part=part, samples=self.data.train_size)
 
     def _end_epoch(self, folder: RunFolder, progress: Progress, log: Logger) -> None:
-        self._check_loss()
         meter = self.meter.values()
+        self._check_loss(meter)
         self.processes.sum([meter])
         line, every = self._line(meter), self.settings.evaluate_every
         self._show(progress, line)
@@ -155,10 +158,10 @@ class Trainer(Parts):
         cyclic = None if self.tickets is None else self.tickets.rate_at(step)
         return self.rate(step) if cyclic is None else cyclic
 
-    def _check_loss(self) -> None:
+    def _check_loss(self, meter: Tensor) -> None:
         """Stop when the loss is not finite, in whichever process."""
         step = self.network.step
-        missed = self.processes.most((step - 1) % self.steps + 1 - int(self.meter.values()[2]))
+        missed = self.processes.most((step - 1) % self.steps + 1 - int(meter[2]))
         if missed:
             saved = self.saved
             kept = (
@@ -214,7 +217,7 @@ class Trainer(Parts):
         due = time.monotonic() - self.last_save >= self.settings.checkpoint_every
         wanted = self.processes.most(STOP if stop else SAVE if due else 0)
         if wanted:
-            self._check_loss()
+            self._check_loss(self.meter.values())
             self._save(folder)
         if wanted == STOP:
             raise Interrupted(
@@ -302,9 +305,9 @@ def _compact(state: dict[str, Any]) -> dict[str, Any]:
 
 def _packed(lived: Tensor, alive: Tensor) -> Tensor:
     """The bits of all but what is `alive`, which the network knows, compressed."""
-    bits = np.unpackbits(lived.cpu().numpy(), bitorder="little")
+    bits = np.unpackbits(lived.cpu().numpy())
     bits[alive.cpu().numpy()] = 0
-    packed = zlib.compress(np.packbits(bits, bitorder="little").tobytes(), level=1)
+    packed = zlib.compress(np.packbits(bits).tobytes(), level=1)
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,6 +16,7 @@ import torch
 
 from suptickets.data import Data, load_data
 from suptickets.data.base import ArrayData
+from suptickets.errors import SparsityError
 from suptickets.training import build
 from suptickets.training.fast import load_compiler
 from suptickets.training.folder import RunFolder
@@ -35,14 +38,14 @@ def train(settings: Settings, out: str | Path | None = None, *, force: bool = Fa
     build.check_model(settings.model)
     check_logger(settings.log)
     processes = connect(settings.device)
-    if processes.device.type == "cuda" and settings.compile is not False:
-        load_compiler()
     folder = RunFolder(out or default_folder(settings))
     progress = Progress(settings.epochs, quiet=not processes.main)
     done = processes.first(lambda: folder.look(settings, force=force))
     if done is not None:
         progress.say(f"{folder.path} is done already: --force starts over")
         return done
+    if processes.device.type == "cuda" and settings.compile is not False and settings.precision != "fp32":
+        load_compiler()
     trainer = Trainer(settings, _data(settings, processes, progress), processes)
     processes.first(lambda: folder.begin(settings, force=force))
     log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
@@ -95,8 +98,11 @@ def train_seeds(
     """
     each = [replace(settings, seed=seed) for seed in range(settings.seed, settings.seed + seeds)]
     folders = [default_folder(s) if out is None else Path(out) / f"seed{s.seed}" for s in each]
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1 and (jobs or 1) > 1:
+        raise SparsityError(f"{world} processes train one run together: leave out --jobs, or torchrun")
     if jobs is None:
-        jobs = AT_A_TIME if torch.cuda.is_available() and settings.device != "cpu" else 1
+        jobs = AT_A_TIME if world == 1 and torch.cuda.is_available() and settings.device != "cpu" else 1
     if min(jobs, seeds) > 1:
         _at_a_time(each, folders, jobs, force=force)
         force = False  # what has just been done is only read
@@ -113,7 +119,8 @@ def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, 
     """The same runs in processes of their own; what is wrong with the settings is found out first."""
     build.check_model(each[0].model)
     check_logger(each[0].log)
-    with TemporaryDirectory() as temporary, shared_gpu() as environment:
+    sharing = nullcontext(dict[str, str]()) if each[0].device == "cpu" else shared_gpu()
+    with TemporaryDirectory() as temporary, sharing as environment:
         commands = {}
         for settings, folder in zip(each, folders, strict=True):
             config = Path(temporary) / f"{settings.seed}.json"
