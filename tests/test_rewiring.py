@@ -141,7 +141,7 @@ def test_alike_go_together_and_others_do_not(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rewiring, "CONNECTIONS", 2**22)
     monkeypatch.setattr(rewiring, "POSITIONS", 120)
     assert groups() == [["0"], ["2"], ["1"], ["3"]]
-    monkeypatch.setattr(rewiring, "POSITIONS", 151)
+    monkeypatch.setattr(rewiring, "POSITIONS", 150)
     assert groups() == [["0", "2"], ["1", "3"]]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suptickets.layout import few, marks, sent
+from suptickets.layout import at_once, few, marks, sent
 from suptickets.weight import SUFFIX
 
 
@@ -166,7 +166,7 @@ def alike(ticket: Ticket) -> list[list[str]]:
     return [
         part
         for (device, _), keys in kinds.items()
-        for part in few(keys, [counts[key] for key in keys], device)
+        for part in few(keys, [counts[key] for key in keys], at_once(device))
     ]
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-CACHED = 2**15  # connections that go together on a CPU: more would leave its cache
-MANY = 2**22  # elsewhere: of more, the arithmetic counts, not its start
+CONNECTIONS = 2**22  # that go together: of more, starting is not what takes time
+CACHED = 2**15  # the same on a CPU: more would leave its cache
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
@@ -85,9 +85,14 @@ def sent(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def few(items: Sequence[T], sizes: Sequence[int], device: torch.device) -> Iterator[list[T]]:
-    """Cut a list of items that have `sizes` connections where they are too many to go together."""
-    start, total, most = 0, 0, CACHED if device.type == "cpu" else MANY
+def at_once(device: torch.device) -> int:
+    """How many connections go together on a device."""
+    return CACHED if device.type == "cpu" else CONNECTIONS
+
+
+def few(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[list[T]]:
+    """Cut a list of items where their `sizes` add up to more than `most`."""
+    start = total = 0
     for end, size in enumerate(sizes):
         total += size
         if end > start and total > most:

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from suptickets.criteria import Criterion, strongest
-from suptickets.layout import marks, rows_of
+from suptickets.layout import CONNECTIONS, few, marks, rows_of
 from suptickets.optimizer_state import OptimizerState, carried, overwrite
 from suptickets.weight import SparseWeight
 
 ALONE = {"cpu"}  # devices on which each weight goes by itself
-CONNECTIONS = 2**22  # that go together at most: of more, the arithmetic counts
-POSITIONS = 2**31  # the same: 32 bits number them
+POSITIONS = 2**31 - 1  # that go together at most: 32 bits number them
 
 
 @dataclass(frozen=True)
@@ -61,20 +60,8 @@ def _alike(changes: Iterable[Change], state: OptimizerState | None) -> Iterator[
         followers = () if state is None else tuple(state.moving(weight))
         kinds[alone, types, id(groups.get(id(values))), followers].append(change)
     for kind in kinds.values():
-        yield from _few(kind)
-
-
-def _few(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Cut a list where it holds too many connections."""
-    start = connections = positions = 0
-    for end, change in enumerate(changes):
-        connections += max(change.weight.nonzero, change.final)
-        positions += change.weight.size
-        if end > start and (connections > CONNECTIONS or positions >= POSITIONS):
-            yield list(changes[start:end])
-            start, positions = end, change.weight.size
-            connections = max(change.weight.nonzero, change.final)
-    yield list(changes[start:])
+        for part in few(kind, [max(c.weight.nonzero, c.final) for c in kind], CONNECTIONS):
+            yield from few(part, [c.weight.size for c in part], POSITIONS)
 
 
 class _Together:

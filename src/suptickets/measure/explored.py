@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from suptickets.errors import SparsityError
-from suptickets.layout import few, marks, rows_of
+from suptickets.layout import at_once, few, marks, rows_of
 from suptickets.network import SparseNetwork
 
 
@@ -61,7 +61,7 @@ class Explored:
             return
         for names in alike.values():
             counts = [self.network.weights[name].nonzero for name in names]
-            for part in few(names, counts, self._home[names[0]]):
+            for part in few(names, counts, at_once(self._home[names[0]])):
                 self._mark(part)
 
     def _mark(self, names: Sequence[str]) -> None:

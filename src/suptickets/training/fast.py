@@ -102,21 +102,12 @@ class FastStep:
         """A run of a kind that was there before compiles nothing; beyond some kinds, all is forgotten."""
         s, parts = self.parts.settings, self.parts
         small = s.sparsity if s.method == "small-dense" else None
-        kind = (
-            s.model,
-            s.data,
-            s.booster,
-            s.members,
-            s.batch_size,
-            s.label_smoothing,
-            parts.precision,
-            small,
-        )
+        kind = (s.model, s.data, s.booster, s.members, s.batch_size, s.label_smoothing)
         keys = () if self.kept is None else tuple(slot.key for slot in self.kept.slots)
         if len(_compiled) >= KINDS:
             torch.compiler.reset()
             _compiled.clear()
-        _compiled.add((*kind, parts.distillation is None, keys))
+        _compiled.add((*kind, small, parts.precision, parts.distillation is None, keys))
 
     @staticmethod
     def suits(parts: Parts) -> bool:

@@ -19,9 +19,7 @@ from suptickets.training.stop import Interrupted, asked_to_stop
 
 CONTROL = "nvidia-cuda-mps-control"
 PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 0)"
-VISIBLE = (
-    "CUDA_VISIBLE_DEVICES"  # not for the daemon: it would number the devices anew, and its clients again
-)
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # for the runs: its daemon would number devices anew, and they again
 Run: TypeAlias = tuple[subprocess.Popen[str], Thread]  # and who passes its messages on
 
 
