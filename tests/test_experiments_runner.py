@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,23 @@ def test_what_is_started_does_not_hear_the_runners_ctrl_c():
     with runner._deaf():
         heard = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert heard.stdout == "SIG_IGN\n" and signal.getsignal(signal.SIGINT) is before
+
+
+def test_processes_take_turns_on_the_gpus(tmp_path, gpu, monkeypatch):
+    @dataclass(frozen=True)
+    class Look:
+        """Stands for a job: tells which GPU it may use."""
+
+        runner: str = ""
+
+        def __call__(self):
+            return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    many = Runner(tmp_path, jobs=3)
+    with many._executor() as executor:
+        started = [many._start(executor, Look(), slot) for slot in range(3)]
+        assert [job.result() for job in started] == ["3", "1", "3"]
 
 
 def test_gpus_are_known_by_number(gpu, monkeypatch):

@@ -139,7 +139,9 @@ class Runner:
         if self.kind == "slurm" and shutil.which("srun") is None:
             raise SparsityError("there is no Slurm here (no srun): use --executor local")
         self._make()
-        executor = submitit.AutoExecutor(self.out / "runs" / "jobs", cluster=self.kind)
+        folder = self.out / "runs" / "jobs"
+        local = self.kind == "local"  # whose own parameters AutoExecutor does not know
+        executor: Any = submitit.LocalExecutor(folder) if local else submitit.AutoExecutor(folder, self.kind)
         executor.update_parameters(timeout_min=LONGEST)
         with self._sharing():
             yield executor
