@@ -73,9 +73,10 @@ def trained(
     torch.manual_seed(3)
     convs = [nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1), nn.Conv2d(12, 5, (1, 3))]
     layers = [*convs, nn.Conv2d(5, 7, 1), nn.Flatten(), nn.Linear(7 * 6 * 4, 30), nn.Linear(30, 4)]
-    model = nn.Sequential(*layers).double().to(memory_format=layout).to(device)  # type: ignore[call-overload]
+    model = nn.Sequential(*layers).double().to(memory_format=layout)  # type: ignore[call-overload]
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     network = st.sparsify(model, Sensitive(0.7, interval=4), optimizer, seed=1)
+    model.to(device)  # with the connections that were drawn on the CPU
     generator = torch.Generator().manual_seed(5)
     for step in range(6):
         x = torch.randn(6, 3, 6, 6, generator=generator, dtype=torch.float64)
