@@ -498,6 +498,27 @@ def test_published_transforms() -> None:
     assert torch.equal((plain * 0.5 + 0.5).mul(255).round().to(torch.uint8), data.test_x[2])
 
 
+def test_torchvision_transforms_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the published code's order; a torchvision that cannot be imported is none."""
+
+    def made(name: str) -> Any:
+        return lambda *given, **more: (name, *given, *more.values())
+
+    names = ("RandomCrop", "RandomHorizontalFlip", "ToTensor", "Normalize")
+    stand_in: Any = ModuleType("torchvision.transforms")
+    vars(stand_in).update({name: made(name) for name in names}, Compose=lambda steps: lambda image: steps)
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", stand_in)
+    data = noise(2, QUIET)
+    images, half = rivals.Transformed(data), (0.5,) * 3
+    plain = [("ToTensor",), ("Normalize", half, half)]
+    assert images.by == "torchvision"
+    assert images[0][0] == [("RandomCrop", 32, 4), ("RandomHorizontalFlip",), *plain]
+    assert rivals.Transformed(data, augment=False)[0][0] == plain
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
+    assert rivals.Transformed(data).by == "no torchvision"
+
+
 def test_the_published_epoch_sees_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "WORKERS", 0)
     data = noise(BATCH + 80, QUIET)

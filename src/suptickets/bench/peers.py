@@ -100,12 +100,13 @@ def epochs(model: str, options: Options) -> list[Row]:
     given = {"data": "cifar100", "model": model, "sparsity": options.sparsity, "booster": "none", "lr": 0.001}
     often = {"epochs": options.rounds + 1, "evaluate_every": 1, "checkpoint_every": 1e9}
     published = Published(model, data, options)
-    loaders = [Transformed(data, augment=augment).loader() for augment in (True, False)]
+    images = [Transformed(data, augment=augment) for augment in (True, False)]
+    loaders, by = [one.loader() for one in images], images[0].by
     trainer = Trainer(resolve({**given, **often}), data, connect(str(options.device)))
     mine, theirs = epochs_in_turn(trainer, lambda _: published.epoch(*loaders))
     rows = []
     for name, times in {OURS: mine, PUBLISHED: theirs}.items():
-        row = _row(model, EPOCH, name, note if name == OURS else f"{note}, {WORKERS} workers")
+        row = _row(model, EPOCH, name, note if name == OURS else f"{note}, {WORKERS} workers, {by}")
         row |= {"milliseconds": median(times), "seconds": median(times) / 1000}
         rows.append(row | {"ratio_to_ours": ratio(times, mine)})
     if not options.cuda:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import ClassVar
 
@@ -160,7 +160,7 @@ class Published(Rival):
     def prepare(self) -> None:
         """Masks beside the weights."""
         masks = random_masks(self.weights, self.options.sparsity)
-        self.masks = dict(zip(self.weights, masks, strict=True))
+        self.masks = dict(zip((f"{name}.weight" for name in self.layers), masks, strict=True))
         stand_in = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
         self.rate = torch.optim.lr_scheduler.CosineAnnealingLR(stand_in, NEVER)
         stand_in.step()
@@ -169,11 +169,17 @@ class Published(Rival):
     @torch.no_grad()
     def apply(self) -> None:
         """One layer after the other."""
-        for weight, mask in self.masks.items():
+        for weight, mask in self.masked():
             weight.data = weight.data * mask
             state = self.optimizer.state[weight]
             if "momentum_buffer" in state:
                 state["momentum_buffer"] = state["momentum_buffer"] * mask
+
+    def masked(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Weights and their masks, looked up by name each time."""
+        for name, weight in self.model.named_parameters():
+            if name in self.masks:
+                yield weight, self.masks[name]
 
     def train(self, x: Tensor, y: Tensor) -> None:
         """Waits for the device twice: for the loss, and for the number of right predictions."""
@@ -190,7 +196,7 @@ class Published(Rival):
     @torch.no_grad()
     def explore(self) -> None:
         """Sort weights, sort gradients."""
-        for weight, mask in self.masks.items():
+        for weight, mask in self.masked():
             assert weight.grad is not None
             momentum = self.optimizer.state[weight]["momentum_buffer"]
             Masked(weight.data, mask, weight.grad, momentum).explore(RATE)
@@ -215,7 +221,7 @@ class Published(Rival):
 class Transformed(Dataset[tuple[Tensor, int]]):
     """Images one by one: padded, cropped and mirrored on the CPU (if `augment`ed), and normalised.
 
-    Call for call what torchvision's `RandomCrop`, `RandomHorizontalFlip`, `ToTensor` and `Normalize` do.
+    By torchvision's transforms, as in the published code; where it is not installed, by what they call.
     """
 
     def __init__(self, data: ArrayData, *, augment: bool = True) -> None:
@@ -223,14 +229,29 @@ class Transformed(Dataset[tuple[Tensor, int]]):
         self.images, self.labels = x.cpu().permute(0, 2, 3, 1).contiguous().numpy(), y.tolist()
         self.mean, self.std, self.augment = data.mean, data.std, augment
         self.padding, self.size = data.padding, data.shape[-1]
+        theirs = self._torchvision()
+        self.transform, self.by = theirs or self._by_hand, "torchvision" if theirs else "no torchvision"
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = Image.fromarray(self.images[index])
+        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+
+    def _torchvision(self) -> Callable[[Image.Image], Tensor] | None:
+        try:
+            t = import_module("torchvision.transforms")
+        except Exception:  # a torchvision that does not fit the torch beside it fails in other ways
+            return None
+        augmenting = [t.RandomCrop(self.size, padding=self.padding), t.RandomHorizontalFlip()]
+        transform: Callable[[Image.Image], Tensor] = t.Compose(
+            [*(augmenting if self.augment else []), t.ToTensor(), t.Normalize(self.mean, self.std)]
+        )
+        return transform
+
+    def _by_hand(self, image: Image.Image) -> Tensor:
         image = self._augmented(image) if self.augment else image
-        return self._normalised(torch.from_numpy(np.array(image))), self.labels[index]
+        return self._normalised(torch.from_numpy(np.array(image)))
 
     def _augmented(self, image: Image.Image) -> Image.Image:
         image = ImageOps.expand(image, self.padding)

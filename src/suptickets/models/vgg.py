@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from suptickets.models.shape import check_size, narrowed
 
 _VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 _SMALL = ((32, 32), (64, 64), (128, 128))
+EIGHT = 8
 
 
 class VGG(nn.Module):
@@ -50,7 +52,7 @@ class Features(nn.Sequential):
             if bias is not None:
                 x, bias = _normalised(layer, x, bias), None
             elif isinstance(layer, nn.Conv2d) and _cancels(layer, following):
-                x, bias = layer._conv_forward(x, layer.weight, None), layer.bias
+                x, bias = _convolved(layer, x), layer.bias
             else:
                 x = layer(x)
         return x
@@ -63,6 +65,16 @@ def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
     watched = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (conv, norm))
     known = norm.affine and norm.running_mean is not None and norm.momentum not in (None, 1)
     return norm.training and known and not watched
+
+
+def _convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """`conv(x)` without the bias. Tensor cores want eight channels: images get some of zeros."""
+    weight, missing = conv.weight, -x.shape[1] % EIGHT
+    if missing and x.is_cuda and torch.compiler.is_compiling():
+        more = (0, 0, 0, 0, 0, missing)
+        x, weight = F.pad(x, more), F.pad(weight, more)
+    convolved: Tensor = conv._conv_forward(x, weight, None)
+    return convolved
 
 
 def _normalised(norm: nn.Module, x: Tensor, bias: Tensor) -> Tensor:

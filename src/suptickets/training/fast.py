@@ -90,7 +90,7 @@ class FastStep:
         self._link()
         self._loaded = parts.optimizer.register_load_state_dict_post_hook(self._link)
         self.feed = feed(parts)
-        self.forward: Callable[[int], tuple[Tensor, Tensor]] = self._forward
+        self.forward: Callable[[int], Tensor] = self._forward
         if compile:
             self._make_room()
             options: Any = {"combo_kernels": True} if self.cuda else None
@@ -229,26 +229,22 @@ class FastStep:
         if self.rest is not None:
             self.rest.zero_grad()
         with _comparing_kernels(full):
-            loss, sums = forward(size)
-            loss.backward()
-        with torch.no_grad():
-            self._update(sums, size)
-
-    def _forward(self, size: int) -> tuple[Tensor, Tensor]:
-        """The loss, and what the meter is to add."""
-        x, y = self.feed.batch(size)
-        loss, logits = self.parts.loss(x, y)
-        return loss, Meter.summed(loss.detach(), logits.detach(), y)
-
-    def _update(self, sums: Tensor, size: int) -> None:
-        torch.index_select(self.rates, 0, self.index, out=self.lr)
+            forward(size).backward()
         if self.kept is not None:
             sgd(self.kept, self.lr, self.parts.settings.momentum, self.decay)
         if self.rest is not None:
             self.rest.step()
-        self.parts.meter.sums += sums
-        self.index += 1
-        self.feed.advance(size)
+
+    def _forward(self, size: int) -> Tensor:
+        """The loss. What is counted is counted here, where it is compiled into few kernels."""
+        x, y = self.feed.batch(size)
+        loss, logits = self.parts.loss(x, y)
+        with torch.no_grad():
+            self.parts.meter.sums += Meter.summed(loss, logits, y)
+            self.lr.copy_(self.rates.index_select(0, self.index))
+            self.index += 1
+            self.feed.advance(size)
+        return loss
 
     def close(self) -> None:
         """Give the network and the optimizer back."""
