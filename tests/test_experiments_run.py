@@ -11,7 +11,7 @@ from experiments_tiny import CHANGES, data, run
 from safetensors.torch import load_file
 
 from suptickets.errors import SparsityError
-from suptickets.experiments import EXPERIMENTS, reproduction, work
+from suptickets.experiments import EXPERIMENTS, reproduction, runner, work
 from suptickets.experiments.averages import located
 from suptickets.experiments.plan import Mode, plan, wanted
 from suptickets.experiments.provenance import revision
@@ -47,6 +47,15 @@ def store(tmp_path_factory, where) -> Path:
             found = run(names, where, out, cells, seeds, changes=changes)
             assert not found["failed"] and not found["missing"]
     return out
+
+
+def test_results_are_counted_as_they_come(tmp_path, where, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "TELL", 0.0)
+    run("vgg16", where, tmp_path / "r", "method=rigl,data=cifar10,sparsity=0.9")
+    assert "2 of 2 results" in capsys.readouterr().err.splitlines()
+    run("vgg16 cycle-length", where, tmp_path / "r", "method=rigl,data=cifar10,sparsity=0.9", 2)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.endswith("results")]
+    assert told[-1] == "2 of 2 results" and len(told) == len(set(told))
 
 
 # ---- forks ----

@@ -30,6 +30,7 @@ from suptickets.training.train import AT_A_TIME
 EXECUTORS = ("local", "slurm", "debug")  # debug: in this process, one after the other
 LONGEST = 7 * 24 * 60  # minutes of a job; on Slurm SBATCH_TIMELIMIT says otherwise
 POLL = 0.2  # seconds between two looks at the jobs
+TELL = 30.0  # seconds between two looks at the store
 ATTEMPTS = 3  # of a task whose process died without a word
 
 
@@ -50,11 +51,13 @@ class Runner:
         if not works:
             return
         waiting, running = self._sorted(works), dict[int, tuple[Job, Any]]()
+        told = Told(works)
         with self._executor() as executor, asked_to_stop() as stop:
             try:
                 with self._alive():
                     while (waiting or running) and not stop:
                         self._turn(executor, waiting, running)
+                        told.tell()
             finally:
                 self._leave([job for _, job in running.values()])
         if stop:
@@ -173,6 +176,27 @@ class Runner:
             finally:
                 for name in added:
                     del os.environ[name]
+
+
+class Told:
+    """Says now and then how many of the results are there, if there are more."""
+
+    def __init__(self, works: Sequence[Job]) -> None:
+        """Look at the store for the first time."""
+        self.works, self.looked = works, time.monotonic()
+        self.left = self.total = self._missing()
+
+    def _missing(self) -> int:
+        results = self.works[0].results()
+        return sum(work.missing(results) for work in self.works)
+
+    def tell(self) -> None:
+        """When it is time to."""
+        if time.monotonic() - self.looked < TELL:
+            return
+        before, self.left, self.looked = self.left, self._missing(), time.monotonic()
+        if self.left < before:
+            print_plain(f"{self.total - self.left:,} of {self.total:,} results")
 
 
 @contextmanager

@@ -67,9 +67,13 @@ class Job:
         """What has begun comes first, then what takes longest."""
         raise NotImplementedError
 
+    def missing(self, results: Results) -> int:
+        """How many of its results are not there yet."""
+        raise NotImplementedError
+
     def left(self) -> bool:
         """Whether something of it is not in the store yet."""
-        raise NotImplementedError
+        return self.missing(self.results()) > 0
 
     def do(self, pause: Pause) -> None:
         """Do what is left."""
@@ -151,13 +155,13 @@ class Grow(Job):
         begun = any(self.folder(run).checkpoint.exists() for run, _ in self.task.runs)
         return not begun, -self.task.epochs * SECONDS[self.task.model]
 
-    def left(self) -> bool:
-        """Whether a reading is missing."""
-        return bool(self._left())
+    def missing(self, results: Results) -> int:
+        """Readings."""
+        return sum(len(branch.readings) for branch in self._left(results))
 
-    def _left(self) -> list[Branch]:
+    def _left(self, results: Results) -> list[Branch]:
         """The branches that are needed, with the readings that are missing."""
-        results, seed = self.results(), self.task.seed
+        seed = self.task.seed
         missing = {b: tuple(r for r in b.readings if (seed, r) not in results) for b in self.task.branches}
         teachers = {b.teacher for b, readings in missing.items() if readings}
         return [replace(b, readings=r) for b, r in missing.items() if r or b.settings in teachers]
@@ -165,7 +169,7 @@ class Grow(Job):
     def do(self, pause: Pause) -> None:
         """One branch after the other; one that fails does not stop the others."""
         failed: list[Exception] = []
-        for branch in self._left():
+        for branch in self._left(self.results()):
             try:
                 self._branch(branch, pause)
             except Interrupted:
@@ -232,9 +236,9 @@ class Compare(Job):
         """The name under which the result is stored."""
         return together_key(self.reading, self.seeds)
 
-    def left(self) -> bool:
-        """Whether it is missing."""
-        return self.results().find(self.key, 0) is None
+    def missing(self, results: Results) -> int:
+        """One, or none."""
+        return int(results.find(self.key, 0) is None)
 
     def do(self, pause: Pause) -> None:
         """Evaluate them."""
