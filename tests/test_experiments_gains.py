@@ -47,6 +47,12 @@ def test_pairs_are_of_one_seed_one_cell_and_one_mode() -> None:
     assert [pair.seed for pair in pairs(records, Mode(0.1))] == [5]
 
 
+def test_cells_are_sorted_whatever_came_first() -> None:
+    levels = (0.9, 0.95, 0.8)
+    records = [one for level in levels for one in both(1, 0.7, 0.72, sparsity=level)]
+    assert [pair.cell[3] for pair in pairs(records, Mode())] == [0.95, 0.9, 0.8]
+
+
 def test_what_is_counted() -> None:
     records = [*both(1, 0.70, 0.73), *both(2, 0.70, 0.69), *both(1, 0.60, 0.58, method="set")]
     records += both(2, 0.60, 0.61, method="set")

@@ -162,6 +162,12 @@ def test_the_grid_has_every_cell_with_the_papers_number_beneath():
     assert sum(box.note_strong for box in boxes) == 18
 
 
+def test_no_table_for_a_model_without_numbers():
+    cells = [cell(0.7, 0.71), cell(None, None, model="resnet50"), cell(None, 0.8, model="wrn28-10")]
+    *grids, _ = experiment_page("Some", "Table", cells).tables()
+    assert [grid.title.split(",")[0] for grid in grids] == ["vgg16", "wrn28-10"]
+
+
 def test_a_table_for_each_model_and_nothing_twice():
     cells = [cell(0.9, model=m, variation=f"C={c}") for m in ("vgg16", "resnet50") for c in (2, 4)]
     page = experiment_page("Cycle length", "Table", cells)

@@ -48,8 +48,8 @@ class Pair(NamedTuple):
 def pairs(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Pair]:
     """All that results of one mode hold, cell by cell."""
     results, found = Results(records, mode), []
-    cells = dict.fromkeys(_named(one["cell"]) for one in records if _boosted(one, mode))
-    for cell in cells:
+    cells = {_named(one["cell"]) for one in records if _boosted(one, mode)}
+    for cell in sorted(cells, key=lambda cell: (*cell[:3], -cell[3])):
         settings = dict(zip(NAMED, cell, strict=True))
         with suppress(SparsityError):  # a cell of no experiment
             boosted, plain = (

@@ -100,10 +100,13 @@ def _boosted(cells: Sequence[CellResult], mark: Mark, side: str) -> str:
 
 
 def _grids(cells: Sequence[CellResult], mark: Mark) -> list[Table]:
-    """As in the paper: a table for each model, with data and sparsity as columns."""
+    """As in the paper: a table for each model that has numbers, with data and sparsity as columns."""
     bold = {side: mark.of(cells, side).winners for side in ("ours", "paper")}
     models, level = dict[Setting, Rows](), not _one_level(cells)
+    known = {cell.settings.get("model") for cell in cells if cell.ours or cell.paper}
     for n, cell in enumerate(cells):
+        if cell.settings.get("model") not in known:
+            continue
         name = cell.row() if level else (*cell.row(), sparsity_name(cell.settings))
         row = models.setdefault(cell.settings.get("model"), {}).setdefault(name, {})
         row[cell.column(level=level)] = _grid_cell(cell, n in bold["ours"], n in bold["paper"])
