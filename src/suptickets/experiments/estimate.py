@@ -24,7 +24,7 @@ from suptickets.training.settings import Settings
 
 # Seconds of an epoch on an NVIDIA H200, one run at a time: steps as measured. ImageNet is a guess: 230 s by
 # its FLOPs at the rate of ResNet-50 on CIFAR, and more for decoding images.
-SECONDS = {"vgg16": 0.66, "resnet50": 2.9, "wrn28-10": 5.1, "resnet50-imagenet": 600.0}
+SECONDS = {"vgg16": 0.51, "resnet50": 2.7, "wrn28-10": 4.2, "resnet50-imagenet": 600.0}
 MEASURED = "steps measured on an NVIDIA H200, one run at a time"
 GUESSED = {"resnet50-imagenet": "a guess for an NVIDIA H200"}
 
