@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 PY    := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint format bench clean
+.PHONY: help demo test test-full lint format bench results clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,10 @@ format: $(READY) ## Rewrite the sources in the project's style
 bench: export OMP_WAIT_POLICY = passive
 bench: $(READY) ## Run the project's own measurements, on a GPU if there is one
 	for name in step explore superpose memory scale peers profile together loop build; do $(PY) -m suptickets bench $$name || exit 1; done
+
+results: $(READY) ## Write docs/results.md and its plots from the store in results/
+	rm -rf docs/plots
+	$(PY) -m suptickets report results --format md --out docs/results.md
 
 clean: ## Remove all that was generated, the environment included
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -15,6 +15,7 @@ import suptickets as st
 from suptickets.cli import COMMANDS, main, parser
 from suptickets.data import load_data
 from suptickets.experiments import EXPERIMENTS
+from suptickets.experiments.results import write_pages
 from suptickets.methods import METHODS
 from suptickets.training.settings import BOOSTERS, Settings, resolve
 
@@ -31,7 +32,7 @@ def commands() -> list[str]:
     """Every `suptickets ...` in code, on a line of its own or inside a sentence; alternatives one by one."""
     found = []
     for page in PAGES:
-        found += re.findall(r"(?:^|`)suptickets ([^`\n#]+)", page.read_text(), re.MULTILINE)
+        found += re.findall(r"(?:^|`)suptickets ([^\d`\n#][^`\n#]*)", page.read_text(), re.MULTILINE)
     single = []
     for command in found:
         first, *others = [part.strip() for part in command.split("|")]
@@ -112,10 +113,21 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_places_in_pages_that_a_page_links_to_exist(page):
     links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
-    missing = [
-        f"{file}#{place}" for file, place in links if place not in anchors((page.parent / file).resolve())
-    ]
+    pages = [(page if file == "" else page.parent / file, place) for file, place in links]
+    missing = [f"{there}#{place}" for there, place in pages if place not in anchors(there.resolve())]
     assert not missing
+
+
+def test_the_page_of_results_is_that_of_the_store(tmp_path, monkeypatch):
+    """`make results` writes it, with its plots; drawing is left out here."""
+    monkeypatch.setattr(
+        "suptickets.report.write._draw",
+        lambda plots, folder, kind, prefix: {p.name: folder / f"{prefix}{p.name}.{kind}" for p in plots},
+    )
+    page, *plots = write_pages(ROOT / "results", out=tmp_path / "results.md", format="md")
+    assert page.read_text() == (ROOT / "docs/results.md").read_text()
+    drawn = {path.name for path in (ROOT / "docs/plots").iterdir()}
+    assert drawn == {plot.name for plot in plots}
 
 
 # ---- Python in pages ----
