@@ -205,3 +205,19 @@ def test_the_seed_decides_the_weights(name: str) -> None:
     first, again, other = state(1), state(1), state(2)
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8, 11])
+def test_channels_of_zeros_change_nothing(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiled step adds for tensor cores: same logits, same gradients, of a sparse network too."""
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = build_model("vgg-small", 5, channels, 8).double()
+        network = st.sparsify(model, st.Static(sparsity=0.5), seed=1)
+        monkeypatch.setattr("suptickets.models.vgg._compiled", lambda x, compiled=compiled: compiled)
+        logits = model(torch.randn(4, channels, 8, 8, dtype=torch.float64))
+        logits.square().sum().backward()
+        found.append([logits, *(weight.values.grad for weight in network.weights.values())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

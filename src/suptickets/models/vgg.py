@@ -14,7 +14,7 @@ from suptickets.models.shape import check_size, narrowed
 
 _VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 _SMALL = ((32, 32), (64, 64), (128, 128))
-EIGHT = 8
+_CHANNELS = 8  # tensor cores want a multiple of it
 
 
 class VGG(nn.Module):
@@ -68,13 +68,17 @@ def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
 
 
 def _convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """`conv(x)` without the bias. Tensor cores want eight channels: images get some of zeros."""
-    weight, missing = conv.weight, -x.shape[1] % EIGHT
-    if missing and x.is_cuda and torch.compiler.is_compiling():
+    """`conv(x)` without the bias; images get channels of zeros, where a compiler makes that cheap."""
+    weight, missing = conv.weight, -x.shape[1] % _CHANNELS
+    if missing and _compiled(x):
         more = (0, 0, 0, 0, 0, missing)
         x, weight = F.pad(x, more), F.pad(weight, more)
     convolved: Tensor = conv._conv_forward(x, weight, None)
     return convolved
+
+
+def _compiled(x: Tensor) -> bool:
+    return x.is_cuda and torch.compiler.is_compiling()
 
 
 def _normalised(norm: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
