@@ -12,6 +12,7 @@ from torch import nn
 import suptickets as st
 from suptickets.errors import SparsityError
 from suptickets.models import MODELS, build_model
+from suptickets.models.vgg import MaxOfFour
 
 
 def parameters(model: nn.Module) -> int:
@@ -221,3 +222,16 @@ def test_channels_of_zeros_change_nothing(channels: int, monkeypatch: pytest.Mon
         found.append([logits, *(weight.values.grad for weight in network.weights.values())])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 2), (3, 5, 4, 8), (2, 7, 6, 2)])
+def test_a_pool_made_for_a_compiler_gives_the_values_and_gradients_of_torchs(shape: tuple[int, ...]) -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randint(-1, 2, shape, generator=generator).double()  # full of ties
+        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        theirs, ours = nn.functional.max_pool2d(x, 2), MaxOfFour.apply(x)
+        gradient = torch.randn(theirs.shape, generator=generator, dtype=torch.float64)
+        assert torch.equal(ours, theirs)
+        wanted, got = (torch.autograd.grad(y, x, gradient)[0] for y in (theirs, ours))
+        assert torch.equal(got, wanted) and got.is_contiguous(memory_format=torch.channels_last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,9 +54,36 @@ class Features(nn.Sequential):
                 x, bias = _normalised(layer, x, bias), None
             elif isinstance(layer, nn.Conv2d) and _cancels(layer, following):
                 x, bias = _convolved(layer, x), layer.bias
+            elif isinstance(layer, nn.MaxPool2d) and _compiled(x) and _even(x):
+                x = MaxOfFour.apply(x)  # type: ignore[no-untyped-call]
             else:
                 x = layer(x)
         return x
+
+
+class MaxOfFour(torch.autograd.Function):
+    """`F.max_pool2d(x, 2)` of images of even sides, whose gradient a compiler fuses into what comes next."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The greatest of each four."""
+        most, where = F.max_pool2d(x, 2, return_indices=True)
+        ctx.save_for_backward(where)
+        return most
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Each gradient to one of the four: rows and columns are split into pairs."""
+        height, width = gradient.shape[-2:]
+        (where,) = ctx.saved_tensors
+        where, gradient = (t.permute(0, 2, 3, 1)[:, :, None, :, None] for t in (where, gradient))
+        place = torch.arange(4 * height * width, device=where.device).view(height, 2, width, 2, 1)
+        spread = torch.where(where == place, gradient, 0)
+        return spread.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+
+
+def _even(x: Tensor) -> bool:
+    return x.shape[-1] % 2 == x.shape[-2] % 2 == 0
 
 
 def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
