@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 
 import pytest
 from experiments_tiny import CHANGES, data
@@ -53,6 +54,42 @@ def test_a_table_then_its_page(tiny, tmp_path, capsys):
     assert "93.48" in (tmp_path / "r" / "vgg16.md").read_text()
     assert main(["report", str(tmp_path / "r"), "--scale", "1"]) == 2
     assert "there are no results yet" in capsys.readouterr().err
+
+
+def test_another_setting_is_a_trial_that_its_command_repeats(tmp_path, capsys):
+    others = [word for name, value in CHANGES.items() for word in ("--set", f"{name}={value}")]
+    where, out = str(data(tmp_path / "data")), str(tmp_path / "r")
+    cells, place = f"{CELLS},booster=none,data=cifar10", ["--data-dir", where, "--out", out]
+    usual = ["reproduce", "vgg16", "--cells", cells, "--seeds", "1", "--scale", "0.01", *place]
+    usual += ["--executor", "debug"]
+    assert main([*usual, *others, "--set", "decay=cosine"]) == 0
+    assert "A trial (forked at scale 0.01, batch_size 20, decay cosine" in capsys.readouterr().out
+    (record,) = Store(out).read()
+    assert record["changes"] == {**CHANGES, "decay": "cosine"} and record["settings"]["decay"] == "cosine"
+    program, *again = shlex.split(record["command"].replace("DATA", where))
+    assert program == "suptickets" and main([*again, "--dry-run"]) == 0
+    assert capsys.readouterr().out == "nothing is left to train\n"
+    assert main([*usual, *others, "--dry-run"]) == 0  # with the paper's constant rate
+    assert "2 runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("decay", "'decay' changes no setting: write NAME=VALUE, as in --set decay=cosine"),
+        ("deacy=cosine", "there is no setting 'deacy': did you mean 'decay'?"),
+        ("decay=slow", "unknown decay 'slow'"),
+        ("rate=half", "rate must be of type float, not 'half'"),
+        ("rate=2", "--rate is a fraction"),
+        ("sparsity=0.5", "sparsity belongs to the cells: choose them with --cells sparsity=..."),
+        ("seed=7", "seed cannot be changed"),
+        ("milestones=[0.5]", "milestones cannot be changed"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, setting, told):
+    assert reproduce("--set", setting, "--out", str(tmp_path / "r")) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
 
 
 def test_missing_data_show_in_the_exit_status(tiny, tmp_path, capsys):

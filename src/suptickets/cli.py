@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import json
 import os
 import sys
 import types
@@ -123,6 +125,8 @@ def _reproduce_parser(command: argparse.ArgumentParser) -> None:
     command.add_argument("--executor", default="local", help="local, slurm, or debug: in this process")
     command.add_argument("--scale", type=float, default=1.0, help="shorten the training, for a trial")
     command.add_argument("--separate", action="store_true", help="no forks: every cell has its own runs")
+    other = "a setting other than the paper's, for all runs (several times: several): a trial"
+    command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=other)
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and what it costs")
     command.add_argument("--out", default="results", help="folder of the results (default: results)")
 
@@ -235,7 +239,18 @@ def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _reproduce(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("data_dir", "seeds", "cells", "jobs", "executor", "scale", "dry_run", "separate", "out")
-    return reproduce(arguments.name, **{name: getattr(arguments, name) for name in names})
+    changes = dict(_changed(setting) for setting in arguments.set)
+    return reproduce(arguments.name, **{name: getattr(arguments, name) for name in names}, changes=changes)
+
+
+def _changed(setting: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON has it, or else text."""
+    name, equals, value = setting.partition("=")
+    if not equals:
+        raise SparsityError(f"{setting!r} changes no setting: write NAME=VALUE, as in --set decay=cosine")
+    with contextlib.suppress(json.JSONDecodeError):
+        return name.replace("-", "_"), json.loads(value)
+    return name.replace("-", "_"), value
 
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:

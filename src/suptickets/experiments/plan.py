@@ -23,6 +23,8 @@ KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
 AVERAGING = ("rule", "beta", "batch_norm")  # what only combines tickets
 CYCLES = ("cycles", "cycle_epochs", "lr_high", "schedule", "criteria")  # what makes them
 
+FIXED = ("seed", "recipe", "milestones", "milestones_of", "keep_tickets", "teachers", "data_dir")  # by us
+
 TOGETHER = "dense-ensemble"  # the booster of cells about the networks of all seeds
 
 
@@ -47,6 +49,8 @@ class Mode:
         for name, _ in self.changes:
             if name in KEY and name != "model":
                 raise SparsityError(f"{name} belongs to the cells: choose them with --cells {name}=...")
+            if name in FIXED:
+                raise SparsityError(f"{name} cannot be changed: it is how runs are told apart, or forked")
         if dict(self.changes).get("include_start") and not self.separate:
             raise SparsityError("include_start needs --separate: forks share the tickets of their cycles")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,8 +74,8 @@ def reproduce(
         `experiment`, `mode`, and `cells`: settings, measure, the paper's number and ours (mean, sd, runs) of
         each; what a reader must know, and what is missing, failed or damaged. Of a dry run the cost.
     """
-    mode = Mode(scale, separate, tuple(sorted((changes or {}).items())))
-    build({**resolve({}).as_dict(), **dict(mode.changes)})
+    changed = build({**resolve({}).as_dict(), **(changes or {})})
+    mode = Mode(scale, separate, tuple((name, getattr(changed, name)) for name in sorted(changes or {})))
     names = list(dict.fromkeys(names))
     chosen = select([cell for name in names for cell in experiment(name).table], cells)
     seeds = None if seeds is None else whole("--seeds", seeds)
@@ -106,9 +107,14 @@ def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out
     """What was run, to be copied: wherever the data are, and however many processes there were."""
     options = {"--cells": cells, "--seeds": seeds, "--scale": None if mode.scale == 1 else f"{mode.scale:g}"}
     given = [str(part) for pair in options.items() if pair[1] for part in pair]
-    separate = ["--separate"] * mode.separate
-    parts = ["suptickets", "reproduce", *names, *given, *separate, "--data-dir", "DATA", "--out", str(out)]
+    given += ["--separate"] * mode.separate
+    given += [word for name, value in mode.changes for word in ("--set", f"{name}={_written(value)}")]
+    parts = ["suptickets", "reproduce", *names, *given, "--data-dir", "DATA", "--out", str(out)]
     return shlex.join(parts)
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _tasks(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode) -> list[Task]:
