@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from functools import partial
@@ -48,7 +49,7 @@ KEYS = {
     "memory": "model mode variant mebibytes ratio_to_dense counted",
     "peers": "model what variant milliseconds seconds ratio_to_ours note",
     "profile": "model kind kernels microseconds share_of_step",
-    "together": "model variant milliseconds throughput",
+    "together": "model variant start_seconds epoch_seconds seconds throughput_of_epochs throughput",
     "loop": "model variant milliseconds ratio_to_bare",
     "build": "model variant milliseconds ratio_to_step",
 }
@@ -255,24 +256,49 @@ def failing(folder: Path) -> Any:
 
 
 def test_runs_are_alone_and_at_once_in_turns(tmp_path: Path) -> None:
-    alone, at_once = together.in_turns(2, partial(clocked, tmp_path), Options(torch.device("cpu"), rounds=2))
-    assert alone == at_once == [5.0, 5.0]
+    begin, quiet = time.time(), Options(torch.device("cpu"))
+    shared = together.in_turns(2, partial(clocked, tmp_path), quiet, rounds=2)
+    assert shared.alone == shared.at_once == [5.0, 5.0]
     turns = sorted(tuple(map(float, path.name.split("-"))) for path in tmp_path.iterdir())
     assert len(turns) == 6  # alone, both, alone, both
     overlaps = [after[0] < before[1] for before, after in zip(turns, turns[1:], strict=False)]
     assert overlaps == [False, True, False, False, True]
+    assert 0 < shared.ready <= turns[0][0] - begin
+
+
+def caches(folder: Path) -> Any:
+    """A run that notes where its compiler keeps what it compiles."""
+    found = [Path(os.environ[name]) for name in together.CACHES]
+    (folder / "-".join(str(len([*path.iterdir()])) for path in found)).touch()
+    return lambda: 1.0
+
+
+def test_nothing_is_compiled_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "compiled").touch()
+    for name in together.CACHES:
+        monkeypatch.setenv(name, str(full))
+    (tmp_path / "out").mkdir()
+    together.in_turns(1, partial(caches, tmp_path / "out"), Options(torch.device("cpu")), rounds=1)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["0-0"]
 
 
 def test_nobody_waits_for_a_run_that_failed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no memory left"):
-        together.in_turns(2, partial(failing, tmp_path), Options(torch.device("cpu"), rounds=1))
+        together.in_turns(2, partial(failing, tmp_path), Options(torch.device("cpu")), rounds=1)
 
 
-def test_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "in_turns", lambda *_: ([1.0, 2.0, 1.0], [2.0, 4.0, 1.5]))
+def test_throughput_is_that_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, several = ([9.0], [9.0]), ([1.0, 2.0, 1.0], [2.0, 4.0, 1.5])
+    measured = {1: together.Shared(31.0, *one), 3: together.Shared(41.5, *several)}
+    monkeypatch.setattr(together, "in_turns", lambda runs, *_, rounds: measured[runs])
     alone, three = together.measure("vgg16", QUIET)
-    assert (alone["throughput"], alone["milliseconds"]) == (3 / 3, 1.0)
-    assert (three["throughput"], three["milliseconds"], three["variant"]) == (1.5, 2.0, "3 at once")
+    assert (alone["start_seconds"], alone["epoch_seconds"], alone["seconds"]) == (30.0, 1.0, 30 + 250 * 1)
+    assert (three["start_seconds"], three["epoch_seconds"], three["seconds"]) == (39.5, 2.0, 39.5 + 250 * 2)
+    assert (alone["throughput"], alone["throughput_of_epochs"]) == (1.0, 1.0)
+    assert (three["throughput"], three["throughput_of_epochs"]) == (3 * 280 / 539.5, 1.5)
+    assert three["variant"] == "3 at once"
 
 
 # ---- rows: keys, and ratios from the right pairs ----

@@ -90,6 +90,11 @@ class Run:
         self._rewind()
         next(self._steps)
 
+    def epoch(self) -> None:
+        """The next epoch, as in a run."""
+        for _ in self.stepper.epoch(self.network.step // self.parts.steps, 0):
+            pass
+
     def _rewind(self) -> None:
         """A replayed graph goes through the epoch on its own: back to its first batch."""
         if isinstance(self.stepper, FastStep):

@@ -1,84 +1,113 @@
 """Several runs at a time on one device, against one after another: small networks do not fill a GPU.
 
-Each run is a process of its own (on a GPU they share it by MPS, where that can be started), and does the same
-steps, explorations included: the first of them alone while the others wait, then all at once, in turns.
+Each run is a process of its own (on a GPU they share it by MPS, where that can be started). A run begins
+slowly, and that goes well together too: so the start is measured, of one process and of several at once, with
+nothing compiled before; then epochs, explorations included, of the first alone while the others wait and of
+all at once, in turns. From both follows what a whole run takes.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from tempfile import TemporaryDirectory
 from threading import Barrier, BrokenBarrierError
-from time import perf_counter
 
 import torch
 
-from suptickets.bench.contenders import Run, batches
+from suptickets.bench.contenders import BATCH, Run, noise
 from suptickets.bench.turns import Options, Row, judged, median, ratio
+from suptickets.models import MODELS
 from suptickets.training.jobs import shared_gpu
 from suptickets.training.settings import resolve
 
 RUNS = 3
-STEPS = {"cpu": 2, "cuda": 1000}  # of a measurement
+IMAGES = {"cpu": BATCH + 80, "cuda": 50_000}  # of an epoch
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 REQUIRED = {"vgg16": {"throughput": 1.4}}
 PATIENCE = 900.0  # seconds that processes wait for each other: some may still compile
 Times = list[float]
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What processes measured that shared a device, in seconds.
+
+    Attributes:
+        ready: from their start until all had trained one epoch.
+        alone: an epoch of the first while the others waited, in each round.
+        at_once: an epoch of each while all trained, their mean.
+    """
+
+    ready: float
+    alone: Times
+    at_once: Times
+
+
 def run(options: Options) -> list[Row]:
-    """Milliseconds of a step of each, and how much more is done in the same time."""
+    """Seconds of start, epoch and run of each, and how much more is done in the same time."""
     return [row for model in options.models for row in measure(model, options)]
 
 
 def measure(model: str, options: Options) -> list[Row]:
     """One model."""
-    options.say(f"{model}: making {RUNS} runs ready")
-    alone, together = in_turns(RUNS, partial(stepping, model, options), options)
-    rows = []
-    for count, times in ((1, alone), (RUNS, together)):
+    make = partial(training, model, options)
+    options.say(f"{model}: starting one run")
+    one = in_turns(1, make, options, rounds=1)
+    options.say(f"{model}: starting {RUNS} runs, then epochs in turns")
+    several = in_turns(RUNS, make, options, rounds=options.rounds)
+    epochs, rows = resolve({"data": "cifar100"}).epochs, list[Row]()
+    for count, ready, times in ((1, one.ready, several.alone), (RUNS, several.ready, several.at_once)):
         row: Row = {"model": model, "variant": "alone" if count == 1 else f"{count} at once"}
-        rows.append(row | {"milliseconds": median(times), "throughput": count * ratio(alone, times)})
+        row |= {"start_seconds": ready - median(times), "epoch_seconds": median(times)}
+        row["seconds"] = ready + (epochs - 1) * median(times)
+        row["throughput_of_epochs"] = count * ratio(several.alone, times)
+        row["throughput"] = count * [*rows, row][0]["seconds"] / row["seconds"]
+        rows.append(row)
     return [judged(rows[0]), judged(rows[1], None, options.limits(model, REQUIRED if options.cuda else {}))]
 
 
-def stepping(model: str, options: Options) -> Callable[[], float]:
-    """A run that is ready; does its steps, and gives the milliseconds of one."""
-    interval = resolve({"data": "cifar100"}).interval
-    data, count = batches(model, options), STEPS[options.device.type]
+def training(model: str, options: Options) -> Callable[[], float]:
+    """A run that has trained one epoch; trains another, and gives its seconds."""
+    interval, size = resolve({"data": "cifar100"}).interval, MODELS[model].size if model in MODELS else 32
+    data = noise(IMAGES[options.device.type], options, (3, size, size))
     run = Run(model, "rigl", data, options, fast=options.cuda, booster="none", interval=interval)
 
-    def steps() -> float:
-        start = perf_counter()
-        for _ in range(count):
-            run.step()
+    def epoch() -> float:
+        start = time.perf_counter()
+        run.epoch()
         if options.cuda:
             torch.cuda.synchronize(options.device)
-        return 1000 * (perf_counter() - start) / count
+        return time.perf_counter() - start
 
-    steps()
-    return steps
+    epoch()
+    return epoch
 
 
-def in_turns(runs: int, make: Callable[[], Callable[[], float]], options: Options) -> tuple[Times, Times]:
-    """What the first of so many processes measures alone, and the mean of what all measure at once."""
-    context, sharing = get_context("spawn"), shared_gpu() if options.cuda else nullcontext(dict[str, str]())
-    with (
-        sharing as environment,
-        context.Manager() as manager,
-        ProcessPoolExecutor(runs, context, _set, (environment,)) as pool,
-    ):
-        barrier = manager.Barrier(runs, timeout=PATIENCE)
-        jobs = [pool.submit(_process, number, make, options.rounds, barrier) for number in range(runs)]
+def in_turns(runs: int, make: Callable[[], Callable[[], float]], options: Options, rounds: int) -> Shared:
+    """Start so many processes at once, then let them take turns."""
+    context = get_context("spawn")
+    with ExitStack() as stack:
+        environment = dict.fromkeys(CACHES, stack.enter_context(TemporaryDirectory(prefix="cold-")))
+        if options.cuda and runs > 1:
+            environment |= stack.enter_context(shared_gpu())
+        barrier = stack.enter_context(context.Manager()).Barrier(runs, timeout=PATIENCE)
+        begin = time.time()
+        pool = stack.enter_context(ProcessPoolExecutor(runs, context, _set, (environment,)))
+        jobs = [pool.submit(_process, number, make, rounds, barrier) for number in range(runs)]
         errors = [error for error in (job.exception() for job in jobs) if error is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
             raise error  # the cause, before those who waited for it
         measured = [job.result() for job in jobs]
-    alone = measured[0][0]
-    return alone, [sum(times) / runs for times in zip(*(own for _, own in measured), strict=True)]
+    ready = max(when for when, _, _ in measured) - begin
+    own = zip(*(times for _, _, times in measured), strict=True)
+    return Shared(ready, measured[0][1], [sum(times) / runs for times in own])
 
 
 def _set(environment: Mapping[str, str]) -> None:
@@ -87,17 +116,18 @@ def _set(environment: Mapping[str, str]) -> None:
 
 def _process(
     number: int, make: Callable[[], Callable[[], float]], rounds: int, barrier: Barrier
-) -> tuple[Times, Times]:
-    """One of the runs: in each round a turn that the first has alone, and one that all have."""
-    alone, together = Times(), Times()
+) -> tuple[float, Times, Times]:
+    """One of the runs: when it was ready, and in each round a turn that the first has alone, and all have."""
+    alone, at_once = Times(), Times()
     with _or_nobody(barrier):
-        steps = make()
+        epoch = make()
+        ready = time.time()
         for _ in range(rounds):
             barrier.wait()
-            alone += [steps()] if number == 0 else []
+            alone += [epoch()] if number == 0 else []
             barrier.wait()
-            together.append(steps())
-    return alone, together
+            at_once.append(epoch())
+    return ready, alone, at_once
 
 
 @contextmanager
