@@ -175,6 +175,19 @@ def halves(name: str, rank: int, group: Any, wrap: Callable[..., nn.Module] = DD
     return contents(network, optimizer)
 
 
+def thawed(rank: int, group: Any) -> dict[str, Any]:
+    """A layer that is frozen when it is made sparse, and trained later."""
+    torch.manual_seed(0)
+    model = mlp()
+    model[1].weight.requires_grad_(False)
+    optimizer = sgd(model)
+    network = st.sparsify(model, METHODS["rigl"](rank), optimizer, include=["1", "3"])
+    model[1].weight_connections.values.requires_grad_()
+    train(network, optimizer, lambda step: batch(rank, step), DDP(model, process_group=group))
+    network.check()
+    return contents(network, optimizer)
+
+
 def compiled_inside(model: nn.Module, **options: Any) -> nn.Module:
     return DDP(torch.compile(model, backend="aot_eager"), **options)
 
@@ -292,6 +305,7 @@ SCENARIOS: dict[str, Callable[[int, Any], Any]] = {
     **{f"option {o}": partial(halves, "rigl", wrap=partial(DDP, **OPTIONS[o])) for o in OPTIONS},
     "no bias": partial(halves, "rigl", bias=False),
     "accumulation": accumulation,
+    "thawed": thawed,
     "traffic": traffic,
     "overflow": overflow,
     "outer": outer,

@@ -389,7 +389,94 @@ def test_calls(call, fragments):
     assert same(before, snapshot(model))
 
 
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another, as many libraries have them."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, dict(inner.defaults))
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_around_another_is_refused_and_takes_no_step():
+    model = mlp()
+    F.cross_entropy(model(batches((6,), 4)[0][0]), batches((6,), 4)[0][1]).backward()
+    optimizer, before = Lookahead(sgd(model)), copy.deepcopy(model.state_dict())
+    refused(
+        lambda: st.sparsify(model, st.RigL(0.5), optimizer), "Lookahead wraps another optimizer", "that one"
+    )
+    assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+    st.sparsify(model, st.RigL(0.5), optimizer.inner)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_writes_into_its_weight_is_refused(kind):
+    model = nn.Sequential(kind(11, 8, max_norm=1.0))
+    refused(lambda: st.sparsify(model, st.Static(0.5), include="0"), "0 writes into its weight", "max_norm")
+
+
+def test_snip_names_the_layers_that_the_loss_does_not_use():
+    model = mlp()
+    model.add_module("unused", nn.ModuleList([nn.Linear(3, 3)]))
+    model.forward = lambda x: nn.Sequential(*list(model)[:5])(x)
+    method = st.SNIP(0.5, data=batches((6,), 4), loss=F.cross_entropy)
+    hooks = [len(p._backward_hooks or ()) for p in model.parameters()]
+    for _ in range(2):
+        refused(lambda: st.sparsify(model, method), "the loss does not use unused.0", "exclude")
+    assert [len(p._backward_hooks or ()) for p in model.parameters()] == hooks
+    st.sparsify(model, method, exclude="unused.0")
+
+
+def test_optimizer_state_of_other_connections_is_told_from_a_dense_one():
+    def used(optimizer):
+        train_step(model, optimizer, batches((6,), 4)[0])
+        return optimizer
+
+    model = mlp()
+    dense = used(sgd(model))
+    network = st.sparsify(model, st.Static(0.5), seed=0)
+    refused(lambda: network.attach(dense), "pass it to sparsify")
+    other = sgd(model)
+    other.load_state_dict(dense.state_dict())
+    for parameter in model.parameters():
+        if parameter in other.state and parameter.dim() > 1:
+            other.state[parameter]["momentum_buffer"] = torch.zeros(3, 1)
+    refused(lambda: network.attach(other), "load its state after sparsify, or attach")
+
+
 # ---- states ----
+
+
+def test_a_refused_state_leaves_momentum_and_gradients():
+    model = mlp()
+    dense, optimizer = copy.deepcopy(model.state_dict()), sgd(model)
+    st.sparsify(model, st.RigL(0.5, interval=3), optimizer, seed=0)
+    train_step(model, optimizer, batches((6,), 4)[0])
+    before = copy.deepcopy([(p.grad, optimizer.state[p]) for p in model.parameters()])
+    wrapper = nn.ModuleDict({"inner": model})
+    for load in (
+        lambda: model.load_state_dict(dense),
+        lambda: wrapper.load_state_dict({f"inner.{name}": value for name, value in dense.items()}),
+    ):
+        refused(load, "the state has no positions", "and 2 more")
+        for (gradient, state), parameter in zip(before, model.parameters(), strict=True):
+            assert torch.equal(gradient, parameter.grad)
+            assert torch.equal(state["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"])
+
+
+def test_positions_must_be_whole_numbers_and_a_method_whole():
+    model = mlp()
+    network = st.sparsify(model, st.DSR(0.5), sgd(model), seed=0)
+    state, before = network.state_dict(), copy.deepcopy(model.state_dict())
+    halves = {**state, "model": {**state["model"]}}
+    halves["model"]["0.weight_connections.positions"] = state["model"]["0.weight_connections.positions"] + 0.5
+    other = {**state, "model": {k: v + 1 if "bias" in k else v for k, v in state["model"].items()}}
+    other["method"] = {**state["method"], "state": {}}
+    refused(lambda: network.load_state_dict(halves), "0: ", "do not fit")
+    refused(lambda: network.load_state_dict(other), "DSR's has no threshold")
+    assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -398,10 +485,11 @@ def test_a_dense_state_into_a_sparse_model(strict):
     dense = {k: v + 1 for k, v in model.state_dict().items()}
     network = st.sparsify(model, st.Static(0.5), sgd(model), seed=0)
     rows, weights = living(model), {n: p.detach().clone() for n, p in values(model).items()}
-    with pytest.raises(
-        RuntimeError, match="the state has no positions, so it is not that of a sparse network"
-    ):
+    everything = {name: value.clone() for name, value in model.state_dict().items()}
+    told = r"the state has no positions, so it is not that of a sparse network \(and \d more\)$"
+    with pytest.raises(st.SparsityError, match=told):
         model.load_state_dict(dense, strict=strict)
+    assert all(torch.equal(everything[name], now) for name, now in model.state_dict().items())
     assert all(torch.equal(rows[n], now) for n, now in living(model).items())
     assert all(torch.equal(weights[n], now) for n, now in values(model).items())
     verify(network)

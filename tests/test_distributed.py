@@ -101,6 +101,11 @@ def test_ranks_agree_though_each_starts_elsewhere_and_sees_other_data(results: R
         assert first[what] == second[what], what
 
 
+def test_ranks_agree_on_a_layer_that_was_frozen_at_first(results: Results) -> None:
+    first, second = results.returned("thawed")
+    assert first == second
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("dense", "gmp")])
 def test_ranks_did_not_agree_before_and_did_explore(results: Results, method: str) -> None:
     """So that the test above says something."""

@@ -728,3 +728,17 @@ def test_a_file_that_holds_no_state_dict_is_refused(tmp_path):
     torch.save(torch.ones(3), tmp_path / "tensor.pt")
     with refused("cannot read a ticket", "no state dict"):
         st.superpose([tmp_path / "tensor.pt"])
+
+
+def test_networks_that_store_nothing_sparse_are_pruned_like_plain_ones():
+    torch.manual_seed(0)
+    states = []
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(10, 20), nn.Linear(20, 5))
+        states.append(
+            st.sparsify(model, st.Dense(), torch.optim.SGD(model.parameters(), lr=0.1)).state_dict()
+        )
+    found = st.superpose(states, sparsity=0.9)
+    assert sum(int((found[key] != 0).sum()) for key in ("0.weight", "1.weight")) == 30
+    plain = st.superpose([state["model"] for state in states], sparsity=0.9)
+    assert found.keys() == plain.keys() and all(torch.equal(found[key], plain[key]) for key in plain)

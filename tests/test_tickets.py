@@ -569,6 +569,30 @@ def test_statistics_are_recomputed_from_data():
     assert not torch.allclose(averaged[1].running_var, ours[1].running_var)
 
 
+class Twice(nn.Module):
+    """One batch norm, two calls a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.norm(self.linear(x)).tanh()
+        return self.last(x)
+
+
+def test_a_batch_norm_that_is_called_twice_is_recomputed_from_both():
+    torch.manual_seed(0)
+    ours, loader = Twice(), [batch(k)[0] for k in range(4)]
+    theirs = copy.deepcopy(ours)
+    recompute(ours, loader)
+    torch.optim.swa_utils.update_bn(loader, theirs)
+    torch.testing.assert_close(ours.norm.running_mean, theirs.norm.running_mean)
+    torch.testing.assert_close(ours.norm.running_var, theirs.norm.running_var)
+    assert ours.norm.momentum == 0.1 and not ours.norm._forward_pre_hooks
+
+
 def test_recompute_can_be_asked_with_other_data_again():
     training = Training(batch_norm="recompute").run()
     one, other = ([batch(k)] for k in (300, 301))
@@ -577,6 +601,36 @@ def test_recompute_can_be_asked_with_other_data_again():
         training.tickets.ticket(other).state_dict()["1.running_mean"], first["1.running_mean"]
     )
     assert_equal(training.tickets.ticket(one).state_dict(), first)
+
+
+def test_layers_that_keep_their_counts_keep_them_from_a_file_too(tmp_path):
+    """Frozen, with small weights that pruning the whole network would take."""
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+        model[0].weight.data.mul_(1e-2)
+        model[0].weight.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        network = st.sparsify(model, st.RigL(0.5, interval=5), optimizer, include=["0", "2"], seed=1)
+        return network, optimizer, st.SupTickets(network, 18, 4, 3, (LOW, HIGH), prune_when="end")
+
+    network, optimizer, tickets = build()
+    for k in range(18):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network.model(batch(k)[0]), batch(k)[1]).backward()
+        optimizer.step()
+    torch.save([network.state_dict(), optimizer.state_dict(), tickets.state_dict()], tmp_path / "state.pt")
+    states = torch.load(tmp_path / "state.pt", weights_only=True)
+    again = build()
+    for part, state in zip(again, states, strict=True):
+        part.load_state_dict(state)
+    assert again[2].counts() == tickets.counts()
+    assert_equal(again[2].ticket().state_dict(), tickets.ticket().state_dict())
+    assert tickets.counts()["0"] == network.weights["0"].nonzero
+    del states[2]["fixed"]  # as older versions saved it
+    again[2].load_state_dict(states[2])
+    assert again[2].counts() == tickets.counts()
 
 
 # ---- nothing else is touched ----

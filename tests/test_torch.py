@@ -178,6 +178,23 @@ def test_accumulated_halves_are_one_batch(method: str) -> None:
     assert network.nonzero == its_network.nonzero
 
 
+def test_a_look_at_gradients_does_not_disturb_accumulation() -> None:
+    """`torch.autograd.grad` adds to no gradient, so nothing of it belongs to the step."""
+    found = []
+    for looks in (0, 1, 2):
+        model, optimizer, network = sparse("rigl")
+        network.request_gradient()
+        optimizer.zero_grad()
+        for index in range(3):
+            x, y = batch(index)
+            for _ in range(looks):
+                torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+            F.cross_entropy(model(x), y).backward()
+        found.append([weight.gradient for weight in network.weights.values()])
+    for plain, *others in zip(*found, strict=True):
+        assert all(torch.equal(plain, other) for other in others)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": sgd,
     "fused SGD": lambda parameters: sgd(parameters, fused=True),
@@ -816,3 +833,33 @@ def test_densify_of_a_model_in_the_middle_of_a_step() -> None:
     assert torch.equal(plain(x), model(x)) and loss.grad_fn is not None
     optimizer.step()
     network.check()
+
+
+class Remembers(nn.Module):
+    """Keeps activations of its last pass, as models do whose features somebody looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.feature = self.linear(x)
+        self.all = {"features": [self.feature.tanh()]}
+        return self.feature
+
+
+def test_densify_of_a_model_that_keeps_activations() -> None:
+    model = Remembers()
+    network = st.sparsify(model, st.Static(0.5), torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(3, 6)
+    model(x).sum().backward()
+    plain = network.densify()
+    assert type(plain) is Remembers and torch.equal(plain(x), model(x))
+
+
+def test_a_network_that_lets_go_collects_no_gradient() -> None:
+    model, _, network = sparse("rigl")
+    network.request_gradient()
+    network.detach()
+    F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    assert all(weight.gradient is None and weight.canvas is None for weight in network.weights.values())

@@ -29,16 +29,25 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     kept = [(layer, layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
     modes = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device
-    seen = 0
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        model.train()
-        for batch in loader:
-            x = batch[0] if isinstance(batch, list | tuple) else batch
-            seen += len(x)
-            for layer in layers:
-                layer.momentum = len(x) / seen  # a running mean: (1 - m) old + m new
-            model(x.to(device))
-    if seen == 0:
+    size, seen = 0, dict.fromkeys(layers, 0)
+
+    def weigh(layer: nn.Module, _: Any) -> None:
+        """A running mean over all its calls, of which a pass may have several: (1 - m) old + m new."""
+        seen[layer] += size  # type: ignore[index]
+        layer.momentum = size / seen[layer]  # type: ignore[index,assignment]
+
+    hooks = [layer.register_forward_pre_hook(weigh) for layer in layers]
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            model.train()
+            for batch in loader:
+                x = batch[0] if isinstance(batch, list | tuple) else batch
+                size = len(x)
+                model(x.to(device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if size == 0:
         raise SparsityError("the loader gave no batch to recompute the batch-norm statistics with")
     for module, training in modes.items():
         module.training = training

@@ -20,6 +20,7 @@ class DenseGradient:
         self.canvas = values.new_zeros(1).expand(size).requires_grad_()
         self.total: Tensor | None = None
         self._incoming: Tensor | None = None
+        self._fresh = True
         self._anew: bool | None = None
         self._version = -1
         self._hooks = [
@@ -33,15 +34,19 @@ class DenseGradient:
         self._add()
 
     def _see(self, values: Tensor) -> None:
-        """Before a backward pass adds to it: was the gradient of the values removed, or written to zeros?"""
+        """Before a backward pass adds to it: was the gradient of the values removed, or written to zeros?
+
+        Called by `torch.autograd.grad` too, which adds nothing: what counts is what `_note` finds.
+        """
         old = values.grad
-        self._anew = old is None or (old._version != self._version and not bool(old.any()))
-        self._add()
+        self._fresh = old is None or (old._version != self._version and not bool(old.any()))
 
     def _note(self, values: Tensor) -> None:
         """A gradient that happens to be zero is told from one that was written to zeros by its version."""
         assert values.grad is not None
         self._version = values.grad._version
+        self._anew = self._fresh
+        self._add()
 
     def _add(self) -> None:
         """When both hooks of a backward pass have been called, in whichever order."""
@@ -53,7 +58,7 @@ class DenseGradient:
 
     def discard(self) -> None:
         """Forget what was collected; go on collecting."""
-        self.total = self.canvas.grad = None
+        self.total = self.canvas.grad = self._incoming = self._anew = None
         self._version = -1
 
     def close(self) -> None:

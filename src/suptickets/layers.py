@@ -126,6 +126,10 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
             raise SparsityError(
                 f"{candidate.name} has sparse gradients: build the embedding with sparse=False"
             )
+        if any(getattr(module, "max_norm", None) is not None for module, _ in candidate.owners):
+            raise SparsityError(
+                f"{candidate.name} writes into its weight in each pass: build the embedding without max_norm"
+            )
     if not chosen:
         raise SparsityError("no layer to make sparse: name weights of two or more dimensions with include")
     return chosen

@@ -25,7 +25,7 @@ from suptickets.optimizer_state import OptimizerState, told_unattached
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
 from suptickets.rewiring import Change, rewire
-from suptickets.saved import FORMAT, check_state, keys
+from suptickets.saved import FORMAT, check_state, keys, weight_problems
 from suptickets.weight import SparseWeight
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class SparseNetwork:
         self._handles: list[Any] = []
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
+            model.register_load_state_dict_pre_hook(Link(self._before_load)),
             model.register_load_state_dict_post_hook(Link(self._after_load)),
         ]
 
@@ -227,7 +228,7 @@ class SparseNetwork:
     def _held_off(self, step: int) -> bool:
         return self.booster is not None and self.booster.holds(step)
 
-    def _before_forward(self) -> None:
+    def _before_forward(self, *_: Any) -> None:
         if self.state is None and (self.method.changes or self.booster is not None) and not self._told:
             self._told = told_unattached(self.model)
         if dist.is_available() and dist.is_initialized():
@@ -257,6 +258,7 @@ class SparseNetwork:
         """Let go of the model and the optimizer: connections stay as they are from now on."""
         for handle in (*self._handles, *self._links):
             handle.remove()
+        self.collection.stop()
         self.ranks.leave(self.model)
 
     def before_step(self) -> None:
@@ -337,14 +339,21 @@ class SparseNetwork:
         Optimizer state that was loaded since the last step stays, so the two can be loaded in any order.
         """
         check_state(self, state)
+        self.method.load_state_dict(self, state["method"]["state"])
         self.model.load_state_dict(state["model"])
         self.step = int(state["step"])
         self.generator.set_state(state["generator"].cpu())
-        self.method.load_state_dict(self, state["method"]["state"])
         self._held = False
         self.prepare()
 
-    def _after_load(self) -> None:
+    def _before_load(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+        """Refuse a state of other weights before anything of it is loaded."""
+        problems = list(weight_problems(model, state, prefix))
+        if problems:
+            others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise SparsityError(problems[0] + others)
+
+    def _after_load(self, *_: Any) -> None:
         """Optimizer state of other connections is started anew, unless it has just been loaded too."""
         if self.state is None:
             return

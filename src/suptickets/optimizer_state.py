@@ -66,7 +66,9 @@ class OptimizerState:
     def _check(self, weight: SparseWeight) -> None:
         problem = self.problem(weight)
         if problem is not None:
-            raise SparsityError(problem if "does not hold" in problem else f"{problem}: pass it to sparsify")
+            raise SparsityError(
+                problem if "does not hold" in problem else f"{problem}: {self._advice(weight)}"
+            )
         shape = (_STAND_IN, *weight.values.shape[1:])
         for key, value in self._initial(weight).items():
             scalar = (
@@ -79,6 +81,12 @@ class OptimizerState:
                     f"{type(self.optimizer).__name__}'s {key} belongs to no single connection: "
                     "use an optimizer whose state is scalars or parameter-shaped"
                 )
+
+    def _advice(self, weight: SparseWeight) -> str:
+        """How state of another shape can be taken along."""
+        state = self.optimizer.state.get(weight.values, {}).values()
+        dense = any(isinstance(value, Tensor) and value.shape == weight.shape for value in state)
+        return "pass it to sparsify" if dense else "load its state after sparsify, or attach"
 
     def groups(self) -> dict[int, dict[str, Any]]:
         """The parameter group of each parameter, by its id."""
@@ -159,6 +167,10 @@ def check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, Optimizer):
         kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
         raise SparsityError(f"expected a torch.optim.Optimizer, not {kind}")
+    if any(isinstance(part, Optimizer) for part in vars(optimizer).values()):
+        raise SparsityError(
+            f"{type(optimizer).__name__} wraps another optimizer, whose state would not follow: give that one"
+        )
     if any(cls.__name__ in _REFUSED for cls in type(optimizer).__mro__):
         raise SparsityError(
             f"{type(optimizer).__name__} keeps state that does not belong to single connections: "

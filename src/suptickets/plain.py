@@ -6,8 +6,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
+from torch.utils._pytree import tree_leaves
 
 from suptickets.errors import SparsityError
 from suptickets.ranks import forget
@@ -17,14 +18,21 @@ from suptickets.weight import SparseWeight, restore
 def densified(model: nn.Module) -> nn.Module:
     """A plain copy of a model, with no trace of the library."""
     check_values(model)
-    plain = copy.deepcopy(model)
+    plain = copy.deepcopy(model, _detached(model))
     for weight in [module for module in plain.modules() if isinstance(module, SparseWeight)]:
         restore(weight)
-    for hooks in (plain._forward_pre_hooks, plain._load_state_dict_post_hooks):
-        for key in [key for key, hook in hooks.items() if isinstance(hook, Link)]:
+    loading = plain._load_state_dict_pre_hooks, plain._load_state_dict_post_hooks
+    for hooks in (plain._forward_pre_hooks, *loading):
+        for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "hook", hook), Link)]:
             del hooks[key]
     forget(plain)
     return plain
+
+
+def _detached(model: nn.Module) -> dict[int, Any]:
+    """For `deepcopy`, which refuses them: copies of activations that modules have kept of a forward pass."""
+    held = [leaf for module in model.modules() for leaf in tree_leaves(vars(module))]
+    return {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
 
 
 def check_values(model: nn.Module) -> None:
@@ -41,13 +49,13 @@ def check_values(model: nn.Module) -> None:
 class Link:
     """A hook from the model to its network; a copy of the model does not take it along."""
 
-    def __init__(self, action: Callable[[], None] | None = None) -> None:
+    def __init__(self, action: Callable[..., None] | None = None) -> None:
         self.action = action
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *arguments: Any) -> None:
         """What torch calls."""
         if self.action is not None:
-            self.action()
+            self.action(*arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Link:
         return Link()

@@ -37,11 +37,14 @@ class Ranks:
         }
         compiled = {f"_orig_mod.{name}" for name in ignored}  # what torch.compile(model) calls them
         setattr(model, _IGNORED, _Ignored({*ignored, *compiled}, getattr(model, _IGNORED, ())))
-        self._hooks = [
-            weight.values.register_post_accumulate_grad_hook(self._average_in_backward)
-            for weight in self.weights
-            if weight.values.requires_grad
-        ]
+        self._hooks = [self._watch(weight.values) for weight in self.weights]
+
+    def _watch(self, parameter: nn.Parameter) -> Any:
+        """Average its gradients; also of one that is frozen now, and may be trained later."""
+        trained = parameter.requires_grad
+        hook = parameter.requires_grad_().register_post_accumulate_grad_hook(self._average_in_backward)
+        parameter.requires_grad_(trained)
+        return hook
 
     def leave(self, model: nn.Module) -> None:
         """Undo what `__init__` did."""

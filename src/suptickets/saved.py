@@ -66,12 +66,18 @@ def _problems(model: nn.Module, theirs: Mapping[str, Any]) -> Iterator[str]:
     ours, weights = model.state_dict(), dict(sparse_weights(model))
     yield from (f"the state has no {key}" for key in ours if key not in theirs)
     yield from (f"the state has an unknown {key}" for key in theirs if key not in ours)
-    for key, weight in weights.items():
-        problem = weight.problem(theirs.get(key), theirs.get(f"{key}{SUFFIX}.positions"))
-        yield from [] if problem is None else [problem]
+    yield from weight_problems(model, theirs)
     taken = {*weights, *(f"{key}{SUFFIX}.positions" for key in weights)}
     for key in ours.keys() & theirs.keys() - taken:
         if type(ours[key]) is not type(theirs[key]) and isinstance(ours[key], Tensor):
             yield f"{key} is no tensor in the state"
         elif getattr(ours[key], "shape", None) != getattr(theirs[key], "shape", None):
             yield f"{key} has another shape in the state"
+
+
+def weight_problems(model: nn.Module, state: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """What keeps a state dict, in which names begin with `prefix`, from being one of the sparse weights."""
+    for name, weight in sparse_weights(model):
+        key = prefix + name
+        problem = weight.problem(state.get(key), state.get(f"{key}{SUFFIX}.positions"))
+        yield from [] if problem is None else [problem]

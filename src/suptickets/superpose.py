@@ -246,7 +246,9 @@ def _ticket(
             "this is the state of a sparse model: give network.state_dict() or network.densify().state_dict()"
         )
     if {"model", "shapes"} <= set(state):
-        return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
+        if state["shapes"]:
+            return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
+        state = state["model"]  # of a network that stores nothing sparse
     if layers is None:
         left_dense = {} if first is None else first.dense
         layers = [key for key, value in state.items() if _is_weight(value) and key not in left_dense]

@@ -119,17 +119,15 @@ class SupTickets:
                 f"at most {max(left // self.cycle_steps, 0)} do"
                 + (" (from a checkpoint: build SupTickets, then load it)" if self.network.step else "")
             )
-        ready = self.network.method.ready
+        ready, norms = self.network.method.ready, batch_norms(self.network.model)
         if ready > self.start:
             raise SparsityError(
                 f"{self.network.method.name} reaches its sparsity after {ready} steps, but the cycles begin "
                 f"after {self.start}: use at least {ready + steps} total steps, or let it prune faster"
             )
-        if self.batch_norm == "average" and any(
-            m.running_var is None for m in batch_norms(self.network.model)
-        ):
+        if self.batch_norm == "average" and any(norm.running_var is None for norm in norms):
             raise SparsityError("there are no batch-norm statistics to average: set track_running_stats=True")
-        if self.batch_norm == "recompute" and not batch_norms(self.network.model):
+        if self.batch_norm == "recompute" and not norms:
             raise SparsityError("the model has no batch norm to recompute: use batch_norm='average'")
         if any(grow == "momentum" for _, grow in self.criteria or ()) and not self.network.method.observes:
             raise SparsityError(
@@ -231,12 +229,16 @@ class SupTickets:
         for name, _ in model.named_buffers():  # batch-norm statistics differ between ranks
             if isinstance(ticket.dense.get(name), Tensor):
                 ticket.dense[name] = ranks.of_rank_0(ticket.dense[name])
-        changing = self.network.changing.values()
-        self.superposition.fixed = {key for key, w in sparse_weights(model) if w not in changing}
+        self.superposition.fixed = self._fixed()
         self.superposition.add(ticket)
         self.collected.append(self.network.step)
         if self.keep:
             self._kept.append(ticket.clone())
+
+    def _fixed(self) -> set[str]:
+        """The weights that keep their counts when the average is pruned."""
+        changing = self.network.changing.values()
+        return {key for key, weight in sparse_weights(self.network.model) if weight not in changing}
 
     # ---- results ----
 
@@ -319,6 +321,7 @@ class SupTickets:
             "average": None if average is None else average.pack(),
             "total": self.superposition.total,
             "targets": dict(self.superposition.targets),
+            "fixed": sorted(self.superposition.fixed),
             "collected": list(self.collected),
             "explored": list(self.explored),
             "kept": [ticket.pack() for ticket in self._kept],
@@ -346,6 +349,7 @@ class SupTickets:
         self.superposition.average = None if average is None else Ticket.unpack(average).to(device)
         self.superposition.total = state["total"]
         self.superposition.targets = dict(state["targets"])
+        self.superposition.fixed = set(state.get("fixed", self._fixed()))  # older states do not say
         self.superposition.count = len(state["collected"])
         self.collected, self.explored = list(state["collected"]), list(state["explored"])
         self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]

@@ -249,7 +249,11 @@ class SparseWeight(nn.Module):
             return f"{self.name}: the state has no values for it"
         if not isinstance(rows, Tensor):
             return f"{self.name}: the state has no positions, so it is not that of a sparse network"
-        if rows.dim() != 1 or values.shape != (len(rows), *[1] * (len(self.shape) - 1)):
+        if (
+            rows.is_floating_point()
+            or rows.dim() != 1
+            or values.shape != (len(rows), *[1] * (len(self.shape) - 1))
+        ):
             return f"{self.name}: {tuple(values.shape)} values do not fit {tuple(rows.shape)} positions"
         if len(rows) and (rows[0] < 0 or rows[-1] >= self.size or (rows[1:] <= rows[:-1]).any()):
             return f"{self.name}: the positions are not sorted, not unique, or not below {self.size}"

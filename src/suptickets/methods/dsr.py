@@ -64,4 +64,6 @@ class DSR(Dynamic):
 
     def load_state_dict(self, network: SparseNetwork, state: Mapping[str, Any]) -> None:
         """The threshold in force."""
+        if not isinstance(state.get("threshold"), int | float):
+            raise SparsityError("the state is damaged: DSR's has no threshold")
         self._threshold = float(state["threshold"])

@@ -59,6 +59,11 @@ class SNIP(Method):
             self._backward(network.model)
             if not any(weight.gradient is not None for weight in network.weights.values()):
                 raise SparsityError("SNIP got no gradient: give at least one batch, and call backward()")
+            unused = [name for name, weight in network.changing.items() if weight.gradient is None]
+            if unused:
+                raise SparsityError(
+                    f"the loss does not use {', '.join(unused)}: exclude what SNIP cannot score"
+                )
             if not network.gradients_finite():
                 raise SparsityError("SNIP's gradients are not finite: check the data and the loss")
             total = round((1 - self.sparsity) * network.parameters_total)
