@@ -361,3 +361,11 @@ def test_logger_that_is_not_installed(capsys, tmp_path: Path, monkeypatch, kind:
     err = capsys.readouterr().err
     assert err == f"suptickets: {kind} is not installed: pip install 'suptickets[{kind}]'\n"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", ["recipe: [1]", "data: [digits]", "booster: {a: 1}"])
+def test_a_file_with_values_of_other_types_is_refused_in_one_line(tmp_path, capsys, given) -> None:
+    (tmp_path / "c.yaml").write_text(given + "\n")
+    assert cli.main(["train", "--config", str(tmp_path / "c.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert f"{given.split(':')[0]} must be of type str" in error and error.count("\n") == 1

@@ -71,6 +71,8 @@ def test_another_setting_is_a_trial_that_its_command_repeats(tmp_path, capsys):
     assert capsys.readouterr().out == "nothing is left to train\n"
     assert main([*usual, *others, "--dry-run"]) == 0  # with the paper's constant rate
     assert "2 runs" in capsys.readouterr().out
+    assert main([*usual, *others, "--set", "decay=cosine", "--set", "rate=0.5"]) == 0  # the recipe's own
+    assert f"1 of 1 results are in {out} already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,9 @@ def test_another_setting_is_a_trial_that_its_command_repeats(tmp_path, capsys):
         ("decay=slow", "unknown decay 'slow'"),
         ("rate=half", "rate must be of type float, not 'half'"),
         ("rate=2", "--rate is a fraction"),
-        ("sparsity=0.5", "sparsity belongs to the cells: choose them with --cells sparsity=..."),
+        ("sparsity=0.5", "sparsity belongs to the cells, which are the paper's: --cells picks some"),
+        ("booster=swa", "booster belongs to the cells"),
+        ("model=vgg61", "unknown model 'vgg61': did you mean 'vgg16'?"),
         ("seed=7", "seed cannot be changed"),
         ("milestones=[0.5]", "milestones cannot be changed"),
     ],

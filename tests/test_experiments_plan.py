@@ -216,7 +216,7 @@ def test_cells_about_the_model_need_no_run():
         ({"executor": "slrm"}, "unknown executor 'slrm': did you mean 'slurm'?"),
         (
             {"changes": {"sparsity": 0.5}},
-            "sparsity belongs to the cells: choose them with --cells sparsity=...",
+            "sparsity belongs to the cells, which are the paper's: --cells picks some",
         ),
         ({"changes": {"include_start": True}}, "include_start needs --separate: "),
         ({"changes": {"lrr": 0.5}}, "there is no setting 'lrr': did you mean 'lr'?"),

@@ -295,9 +295,9 @@ def test_pages_are_computed_from_the_store(tmp_path, where):
         assert f"vgg16.{format}" in written and f"granet-vs-dense.{format}" in written
         assert f"resnet50.{format}" not in written
     html = (out / "vgg16.html").read_text()
-    command = (
-        f"suptickets reproduce vgg16 --cells sparsity=0.9 --seeds 1 --scale 0.01 --data-dir DATA --out {out}"
-    )
+    changed = " ".join(f"--set {name}={value}" for name, value in sorted(CHANGES.items()))
+    command = f"suptickets reproduce vgg16 --cells sparsity=0.9 --seeds 1 --scale 0.01 {changed}"
+    command += f" --data-dir DATA --out {out}"
     assert "A trial (forked at scale 0.01" in html and f"<code>{command}</code>" in html
     record = Store(out).read()[0]
     assert f"torch {record['versions']['torch']}" in html and f"revision {revision()}" in html

@@ -1,7 +1,5 @@
 """`python -m suptickets`."""
 
-import sys
+from suptickets.cli import program
 
-from suptickets.cli import main
-
-sys.exit(main())
+program()

@@ -32,7 +32,7 @@ from suptickets.report import FORMATS, write_report
 from suptickets.training.evaluate import evaluate
 from suptickets.training.folder import RunFolder, TrainingError, to_json
 from suptickets.training.price import price
-from suptickets.training.processes import disconnect, is_main
+from suptickets.training.processes import deserted, disconnect, is_main, leave, speaks
 from suptickets.training.progress import print_plain, result_table
 from suptickets.training.settings import BOOSTERS, Settings, flag, recipes, resolve
 from suptickets.training.shown import show, show_evaluation, show_flops
@@ -318,6 +318,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write("")  # help has not left the buffer
 
 
+def program() -> NoReturn:
+    """What the shell starts."""
+    leave(main())
+
+
 def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
@@ -331,9 +336,15 @@ def _main(arguments: Sequence[str] | None) -> int:
         parsed = parser().parse_args(arguments)
         result = parsed.run(parsed)
     except (SparsityError, TrainingError, KeyboardInterrupt) as error:
-        if is_main():
-            print_plain(f"suptickets: {' '.join(str(error).splitlines()) or 'stopped'}")
+        message = " ".join(str(error).splitlines()) or "stopped"
+        if speaks(message):
+            print_plain(f"suptickets: {message}")
         return 2 if isinstance(error, SparsityError) else 1
+    except RuntimeError as error:
+        if not deserted(error):
+            raise
+        print_plain("suptickets: another process has ended: what it said is the reason")
+        return 1
     finally:
         disconnect()
     if is_main():
@@ -350,4 +361,4 @@ def _shown(command: str, result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

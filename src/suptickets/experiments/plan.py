@@ -48,7 +48,7 @@ class Mode:
             raise SparsityError(f"--scale must be above 0 and at most 1, not {self.scale}")
         for name, _ in self.changes:
             if name in KEY and name != "model":
-                raise SparsityError(f"{name} belongs to the cells: choose them with --cells {name}=...")
+                raise SparsityError(f"{name} belongs to the cells, which are the paper's: --cells picks some")
             if name in FIXED:
                 raise SparsityError(f"{name} cannot be changed: it is how runs are told apart, or forked")
         if dict(self.changes).get("include_start") and not self.separate:

@@ -23,6 +23,7 @@ from suptickets.experiments.plan import (
     Mode,
     Reading,
     Task,
+    default_settings,
     plan,
     readings,
     run_of,
@@ -36,6 +37,7 @@ from suptickets.experiments.runner import Runner
 from suptickets.experiments.store import Results, Store
 from suptickets.experiments.work import Compare, Grow
 from suptickets.report.measures import measure
+from suptickets.training.build import check_model
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
 from suptickets.training.result import hardware
@@ -74,15 +76,16 @@ def reproduce(
         `experiment`, `mode`, and `cells`: settings, measure, the paper's number and ours (mean, sd, runs) of
         each; what a reader must know, and what is missing, failed or damaged. Of a dry run the cost.
     """
-    changed = build({**resolve({}).as_dict(), **(changes or {})})
-    mode = Mode(scale, separate, tuple((name, getattr(changed, name)) for name in sorted(changes or {})))
     names = list(dict.fromkeys(names))
     chosen = select([cell for name in names for cell in experiment(name).table], cells)
+    mode = _mode(scale, separate, changes or {}, {cell.data for cell in chosen})
     seeds = None if seeds is None else whole("--seeds", seeds)
     store, runner = Store(out), Runner(out, executor, jobs)
     records = store.read_aloud()
     about = {"experiment": " ".join(names), "mode": str(mode)}
     if dry_run:
+        if "model" in dict(mode.changes):
+            print_plain("FLOPs and hours are those of the paper's model")
         tasks = _counted(chosen, seeds, Results(records, mode), mode)
         Console(stderr=True).print(tree(tasks))
         return {**about, **cost(tasks, records, hardware(connect().device))}
@@ -92,6 +95,7 @@ def reproduce(
     _check_scale(tasks, mode, steps)
     _tell_revision(mode, tasks)
     there = [cell for cell in chosen if cell.data not in missing]
+    _tell_stored(wanted(there, seeds), Results(records, mode), store)
     job = (mode, str(out), data_dir, command(names, cells, seeds, mode, out))
     tasks = _tasks(there, seeds, Results(records, mode), mode)
     runner.run([Grow(*job, task, jobs=runner.jobs) for task in tasks])
@@ -101,6 +105,17 @@ def reproduce(
     alone = seeds == 1 and any(cell.booster == TOGETHER or cell.measure == "p_value" for cell in chosen)
     few = ["A dense ensemble and a p-value need two seeds at least."] if alone else []
     return {**about, "cells": found, "notes": [*notes(mode, chosen), *few], **told}
+
+
+def _mode(scale: float, separate: bool, changes: Mapping[str, Any], data: Iterable[str]) -> Mode:
+    """How cells are computed; a change to what the recipes say anyway is none."""
+    Mode(scale, separate, tuple(changes.items()))  # whether they can be changed, before what to
+    changed = build({**resolve({}).as_dict(), **changes})
+    if "model" in changes:
+        check_model(changed.model)
+    usual = [default_settings(name) for name in data]
+    others = [n for n in sorted(changes) if any(getattr(changed, n) != getattr(u, n) for u in usual)]
+    return Mode(scale, separate, tuple((name, getattr(changed, name)) for name in others))
 
 
 def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out: str | Path) -> str:
@@ -181,6 +196,13 @@ def _tell_revision(mode: Mode, tasks: Sequence[Task]) -> None:
     """Results for others to believe come from a revision that they can look at."""
     if tasks and not mode.trial and not re.fullmatch("[0-9a-f]{40}", revision()):
         print_plain(f"results will name the revision {revision()}: commit first, or set {TOLD}")
+
+
+def _tell_stored(asked: Iterable[tuple[int, Reading]], results: Results, store: Store) -> None:
+    """What is taken from the store instead of being computed."""
+    there = [pair in results for pair in asked]
+    if any(there):
+        print_plain(f"{sum(there)} of {len(there)} results are in {store.folder} already (--out: elsewhere)")
 
 
 def _together(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 from suptickets.errors import SparsityError
 
 T = TypeVar("T")
+GRACE = 3.0  # seconds
 WORKSPACE = ":4096:1:16:8"  # of cuBLAS, 4 MiB instead of 32: enough for classifiers, and results repeat
 
 
@@ -93,6 +97,37 @@ def disconnect() -> None:
     """Leave the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def speaks(message: str) -> bool:
+    """Whether this process is the one to say so: alone, or the first that has to."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return is_main()
+    try:
+        said: int = dist.distributed_c10d._get_default_store().add(f"said: {message}", 1)
+    except RuntimeError:
+        return is_main()
+    return said == 1
+
+
+def deserted(error: BaseException) -> bool:
+    """Whether an error only says that another process has ended, which has its own reason."""
+    together = dist.is_available() and dist.is_initialized() and isinstance(error, RuntimeError)
+    return together and any(word in str(error) for word in ("by peer", "gloo", "NCCL"))
+
+
+def leave(status: int) -> NoReturn:
+    """End the program. Threads of a process group may outlive it, and Python would abort when they wake.
+
+    One of several that fails gives the first the time to say why: torchrun stops it when any has ended.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        time.sleep(0 if is_main() or not status else GRACE)
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _device(name: str, local_rank: int) -> torch.device:

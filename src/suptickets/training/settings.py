@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import os
 import shlex
 import types
 from collections.abc import Mapping
@@ -174,17 +175,19 @@ class Settings:
 
     def identity(self) -> str:
         """A short hash; runs with the same settings find the same folder by it."""
-        kept = {key: value for key, value in self.as_dict().items() if key not in _PLACE}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
+        return hashlib.sha256(json.dumps(self._mattering(), sort_keys=True).encode()).hexdigest()[:10]
 
     def differences(self, other: Settings) -> list[str]:
         """`name: other -> self` for each setting that differs and matters."""
-        ours, theirs = self.as_dict(), other.as_dict()
-        return [
-            f"{key}: {theirs[key]} -> {ours[key]}"
-            for key in ours
-            if key not in _PLACE and ours[key] != theirs[key]
-        ]
+        ours, theirs = self._mattering(), other._mattering()
+        names = {**ours, **theirs}
+        return [f"{n}: {theirs.get(n)} -> {ours.get(n)}" for n in names if ours.get(n) != theirs.get(n)]
+
+    def _mattering(self) -> dict[str, Any]:
+        """All that decides what is computed; where the data are only if the place is their name."""
+        kept = {key: value for key, value in self.as_dict().items() if key not in _PLACE}
+        placed = self.data == "folder" and self.data_dir is not None
+        return kept | ({"data_dir": os.path.realpath(str(self.data_dir))} if placed else {})
 
 
 def flag(name: str) -> str:
@@ -229,6 +232,8 @@ def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Setti
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is given, over what the booster asks for, over a recipe."""
+    for key in ("recipe", "data", "booster"):
+        _typed(key, given.get(key), str | None)
     known = recipes()
     name = given.get("recipe") or _recipe_for(given.get("data", "digits"))
     if name not in known:

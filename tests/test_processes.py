@@ -1,0 +1,63 @@
+"""Several processes of one command: what they say, and how they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from make_data import image_folder
+
+from suptickets.training import processes
+from suptickets.training.settings import resolve
+
+TESTS = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+FOLDER = "--data folder --model experiments_tiny:network --booster none --epochs 1 --batch-size 4"
+OTHERS = "--workers 0 --warmup-epochs 0 --interval 2 --device cpu"
+
+
+def together(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*TORCHRUN, "-m", "suptickets", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_what_only_one_process_meets_is_said_once(tmp_path: Path) -> None:
+    """Whichever of the two draws the broken image; the other says that it is not the cause."""
+    image_folder(tmp_path / "data", train=6, val=2)
+    broken = next(path for path in sorted((tmp_path / "data").rglob("*.*")) if "train" in path.parts)
+    broken.write_bytes(broken.read_bytes()[:50])
+    place = ["--data-dir", tmp_path / "data", "--out", tmp_path / "run"]
+    done = together("train", *FOLDER.split(), *OTHERS.split(), *place)
+    said = [line for line in done.stderr.splitlines() if line.startswith("suptickets: ")]
+    assert done.returncode == 1 and sum(broken.name in line for line in said) == 1
+    assert all(broken.name in line or "another process has ended" in line for line in said)
+
+
+def test_what_all_meet_is_said_once(tmp_path: Path) -> None:
+    done = together("train", "--batch-size", 4, "--booster", "none", "--model", "none", "--out", tmp_path)
+    assert done.returncode == 1 and done.stderr.count("suptickets: unknown model 'none'") == 1
+
+
+def test_alone_one_says_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processes.speaks("a message") and not processes.deserted(RuntimeError("closed by peer"))
+    monkeypatch.setenv("RANK", "1")
+    assert not processes.speaks("a message")
+
+
+def test_the_place_is_the_name_of_images_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of published data it is not: they are the same wherever they are."""
+
+    def settings(data: str, place: Path | str) -> object:
+        return resolve({"data": data, "data_dir": str(place), "model": "mlp"})
+
+    monkeypatch.chdir(tmp_path)
+    one, other, same = (settings("folder", place) for place in (tmp_path / "a", tmp_path / "b", "a"))
+    assert one.identity() != other.identity() and one.identity() == same.identity()
+    assert one.differences(other) == [f"data_dir: {tmp_path / 'b'} -> {tmp_path / 'a'}"]
+    assert not one.differences(same)
+    one, other = (settings("cifar10", place) for place in (tmp_path / "a", tmp_path / "b"))
+    assert one.identity() == other.identity() and not one.differences(other)
