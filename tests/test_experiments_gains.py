@@ -10,6 +10,7 @@ import pytest
 
 from suptickets.experiments.gains import gain, gains_page, pairs
 from suptickets.experiments.plan import Mode, Reading
+from suptickets.report.chart import drawn
 from suptickets.report.html import html
 from suptickets.report.text import markdown
 
@@ -85,6 +86,22 @@ def test_the_page_in_every_format() -> None:
     assert "| Accuracy (%) | 3 | 2 | 2 | 1 | +0.67" in text.replace("\\", "")
     assert "A note." in text and len(page.plots()) == 3
     assert html(page).count("<svg") >= 3
+
+
+def test_plots_say_what_is_better_and_leave_room() -> None:
+    records = [*both(1, 0.70, 0.73), *both(2, 0.70, 0.71), *both(1, 0.60, 0.58, method="set")]
+    found = {}
+    for plot in gains_page(records, Mode()).plots():
+        with drawn(plot) as chart:
+            found[plot.title] = chart.axes.get_xlabel()
+            low, high = chart.axes.get_xlim()
+            ends = [x for line in chart.axes.lines for x in line.get_xdata()]
+            assert low < min(ends) - 0.05 * (high - low) and high > max(ends) + 0.05 * (high - low)
+    assert found == {
+        "Accuracy": "with \N{MINUS SIGN} without, in points (more is better)",
+        "NLL": "with \N{MINUS SIGN} without (less is better)",
+        "ECE": "with \N{MINUS SIGN} without, in points (less is better)",
+    }
 
 
 def test_without_a_pair_the_page_is_empty() -> None:

@@ -19,7 +19,7 @@ from suptickets.report import FORMATS, read_runs, run_page, write_report
 from suptickets.report.html import html
 from suptickets.report.looks import looks
 from suptickets.report.measures import MEASURES, duration, plain
-from suptickets.report.runs import INCIDENTAL, group
+from suptickets.report.runs import INCIDENTAL, group, setting_name
 from suptickets.report.text import latex, markdown
 from suptickets.training import settings
 from suptickets.training.folder import TrainingError
@@ -232,8 +232,24 @@ def test_names_are_as_short_as_they_can_be(tmp_path):
     for n, flags in enumerate([{}, {"method": "set"}, {"lr": 0.2}, {"lr": 0.2, "cycles": 2}]):
         make_run(tmp_path / str(n), **flags)
     labels = {one.label for one in group(read_runs([tmp_path]))}
-    rigl = {"lr 0.1, cycles 3", "lr 0.2, cycles 3", "lr 0.2, cycles 2"}
+    rigl = {"lr 0.1, 3 tickets", "lr 0.2, 3 tickets", "lr 0.2, 2 tickets"}
     assert labels == {"SET + Sup-tickets", *(f"RigL + Sup-tickets, {name}" for name in rigl)}
+
+
+def test_settings_are_named_as_the_paper_does():
+    names = [("cycles", 12), ("cycles", 1), ("cycle_epochs", 2.0), ("epochs", 250), ("beta", 0.9)]
+    assert [setting_name(*one) for one in names] == [
+        "12 tickets",
+        "1 ticket",
+        "C = 2",
+        "250 epochs",
+        "β = 0.9",
+    ]
+    assert (
+        setting_name("criteria", ["a:b", "c:d"])
+        == setting_name("criteria", ("a:b", "c:d"))
+        == "criteria a:b c:d"
+    )
 
 
 def test_the_page_of_several_settings(runs):

@@ -202,6 +202,26 @@ def test_a_wide_table_shows_that_it_goes_on_and_keeps_its_names(browser, pages, 
     assert browser.js(names % f"[{max(x, 20)}, {y}]") == 0  # nothing slides over them
 
 
+def test_names_do_not_break_on_a_phone(browser, tmp_path):
+    make_store(tmp_path / "r", "vgg16", cells="data=cifar100,method=rigl", seeds=(1, 2))
+    write_pages(tmp_path / "r", ["gains"], tmp_path)
+    browser.open(tmp_path / "gains.html", 390)
+    lines = """[...document.querySelectorAll("#table-gains tbody td:first-child")].map((cell) => {
+      const words = document.createRange();
+      words.selectNodeContents(cell);
+      return words.getClientRects().length;
+    })"""
+    assert browser.js(lines) == [1, 1, 1]
+
+
+def test_words_in_plots_have_a_halo(browser, pages):
+    browser.open(pages / "one.html", 1280)
+    look = "getComputedStyle(document.querySelector('.plot svg text'))"
+    assert browser.js(f"[{look}.paintOrder.split(' ')[0], {look}.strokeWidth]") == ["stroke", "3px"]
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    assert browser.js(f"{look}.stroke === {paper}")
+
+
 def test_a_table_that_fits_gives_no_hint(browser, pages):
     for width in (1280, 2000):
         browser.open(pages / "table.html", width)

@@ -230,6 +230,31 @@ def test_how_to_run_an_experiment_again():
     ]
 
 
+def test_two_seeds_hardly_tell_a_deviation():
+    for runs, unsure in ((1, False), (2, True), (3, False)):
+        ours = Ours(0.7, None if runs == 1 else 0.01, runs)
+        (seeds,) = [
+            n for n in experiment_page("a", "b", [CellResult({}, ours=ours)]).numbers if n.label == "Seeds"
+        ]
+        assert ("That of two is itself uncertain." in seeds.note) == unsure
+
+
+@pytest.mark.parametrize("differences", [[0.1], [-0.9, 0.2], [1.0], [-4.2, 0.5], [3.0, -12.0]])
+def test_differences_lie_around_zero_with_room_for_dots_and_shade(differences):
+    cells = [
+        CellResult(
+            {"data": f"d{n}"[:1], "method": f"m{n}"},
+            paper=Paper(0.5, 0.003),
+            ours=Ours(0.5 + 0.005 * d, 0.004, 3),
+        )
+        for n, d in enumerate(differences)
+    ]
+    (plot,) = [p for p in experiment_page("a", "b", cells).plots() if p.name.startswith("difference")]
+    with drawn(plot) as chart:
+        low, high = chart.axes.get_xlim()
+    assert low == -high and high > 1.1 * max(1.0, *map(abs, differences))
+
+
 @pytest.mark.parametrize("sd", [None, 0.0, 0.05])
 @pytest.mark.parametrize("mean", [0.0, 0.5, 1.0])
 def test_bars_of_equal_height_are_seen_and_deviations_whole(mean, sd):

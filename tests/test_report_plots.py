@@ -181,6 +181,42 @@ def test_a_file_for_a_paper_has_no_invisible_points(tmp_path):
     assert "tip-0" not in [element.get("id") for element in root.iter()]
 
 
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_words_have_a_halo_and_are_text(tmp_path, kind):
+    def draw(chart):
+        chart.axes.axvline(0.5)
+        chart.word("value", 0.5, 0.5)
+
+    with drawn(Plot("plot", "", draw)) as chart:
+        chart.save(tmp_path / f"plot.{kind}", kind, "title")
+        if kind == "png":
+            assert all(word.get_path_effects() for word in chart.axes.texts)
+        else:
+            text = (tmp_path / "plot.svg").read_text()
+            assert "text{paint-order:stroke;stroke:white;" in text.partition("</style>")[0]
+            assert ">value</text>" in text
+
+
+@pytest.mark.parametrize("names", [3, 30])
+@pytest.mark.parametrize("high", [0.125, 0.00012345, 1.0, 123456.0, 98765432.1])
+def test_names_of_ticks_do_not_touch(high, names):
+    def draw(chart):
+        chart.rows(["a name " * names])
+        chart.points([(-high, 0, "")], SERIES[0])
+        chart.axes.axvline(0)
+        chart.axes.xaxis.set_major_formatter("{x:.9g}")
+
+    plot = Plot("plot", "", draw, height=90)
+    with drawn(plot) as chart:
+        chart.inline(plot)
+        chart.figure.draw_without_rendering()
+        low, end = chart.axes.get_xlim()
+        shown = [n for n in chart.axes.get_xticklabels() if low <= n.get_position()[0] <= end]
+        boxes = [name.get_window_extent() for name in shown]
+    assert len(boxes) >= 1
+    assert all(b.x0 - a.x1 > 3 for a, b in pairwise(boxes))
+
+
 # ---- what is drawn ----
 
 

@@ -323,7 +323,11 @@ def test_errata_stand_where_the_numbers_do(tmp_path):
     make_store(tmp_path, "swa", cells="sparsity=0.9,measure=accuracy", seeds=(1,))
     for format, anchor in (("html", "#dense-flops"), ("md", r"\#dense-flops"), ("tex", r"\#dense-flops")):
         (text, *_) = (p.read_text() for p in write_pages(tmp_path, ["swa"], tmp_path / "o", format=format))
-        assert "9.735e16, not 9.74e18" in text and f"See docs/errata.md{anchor}." in text
+        assert "9.735e16, not 9.74e18" in text and f"See docs/errata.md{anchor} in the sources" in text
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "errata.md").write_text("here")
+    (file, *_) = write_pages(tmp_path, ["swa"], tmp_path / "docs" / "results.md", format="md")
+    assert " not 0.11, 0.18 and 0.30. See the [errata](errata.md#dense-flops).\n" in file.read_text()
     told = notes(Mode(), [*EXPERIMENTS["swa"].table, *EXPERIMENTS["variance"].table])
     assert told[1:] == [erratum("swa"), erratum("variance")]
 

@@ -19,7 +19,7 @@ from suptickets.measure.significance import permutation, wilcoxon
 from suptickets.report.again import again
 from suptickets.report.colours import MUTED, SERIES
 from suptickets.report.document import Block, Cell, Note, Number, Page, Plot, Section, Table
-from suptickets.report.measures import NO_BREAK, NOTHING, measure
+from suptickets.report.measures import MINUS, NO_BREAK, measure
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -29,7 +29,6 @@ TITLE = "Does Sup-tickets help?"
 ABOUT = "All cells with and without it, paired by seed; not in the paper."
 NAMED = ("data", "model", "method", "sparsity")
 MEASURES = ("accuracy", "nll", "ece")
-P_VALUE = "{:.2g}"
 
 
 class Pair(NamedTuple):
@@ -41,7 +40,7 @@ class Pair(NamedTuple):
     boosted: Mapping[str, Any]
 
     def difference(self, name: str) -> float:
-        """With less without."""
+        """With minus without."""
         return float(self.boosted[name]) - float(self.plain[name])
 
 
@@ -82,7 +81,7 @@ class Gain:
         better: of them, with Sup-tickets.
         cells: how many there are.
         cells_better: of them, in the mean over their seeds.
-        mean: difference, with less without.
+        mean: difference, with minus without.
         deviation: of the differences.
         permutation: p-value of the mean difference; None below two pairs.
         wilcoxon: p-value of the signed ranks.
@@ -139,7 +138,9 @@ def gains_page(records: Sequence[Mapping[str, Any]], mode: Mode, notes: Iterable
         return Page(TITLE, ABOUT, (), [])
     gains = {name: gain(found, name) for name in MEASURES}
     blocks: list[Block] = [*map(Note, notes), _tests(gains), *(_plot(name, found) for name in MEASURES)]
-    text = "Differences are those with Sup-tickets less those without: of accuracy more is better, else less."
+    text = (
+        "Differences are those with Sup-tickets minus those without: of accuracy more is better, else less."
+    )
     sections = [Section("All pairs", blocks, text), Section("Every cell", [_cells(found)])]
     made = [record for record in records if mode_of(record) == mode]
     sections.append(again([], f"suptickets report STORE --experiment {GAINS}", made))
@@ -148,7 +149,7 @@ def gains_page(records: Sequence[Mapping[str, Any]], mode: Mode, notes: Iterable
 
 def _headline(gains: Mapping[str, Gain]) -> tuple[Number, ...]:
     first = gains["accuracy"]
-    p = NOTHING if first.permutation is None else P_VALUE.format(first.permutation)
+    p = measure("p_value").bare(first.permutation)
     return (
         Number("Pairs", str(first.pairs), f"of {first.cells} cells"),
         *(
@@ -176,7 +177,7 @@ def _tests(gains: Mapping[str, Gain]) -> Table:
 def _tested(name: str, one: Gain) -> list[Cell]:
     kind, counts = measure(name), (one.pairs, one.better, one.cells, one.cells_better)
     spread = "" if one.deviation is None else f" ± {kind.bare(one.deviation)}"
-    ps = [Cell(NOTHING if p is None else P_VALUE.format(p), p) for p in (one.permutation, one.wilcoxon)]
+    ps = map(measure("p_value").cell, (one.permutation, one.wilcoxon))
     numbers = [Cell(str(count), float(count)) for count in counts]
     return [Cell(kind.header), *numbers, Cell(_change(name, one.mean) + spread, one.mean), *ps]
 
@@ -213,7 +214,9 @@ def _plot(name: str, found: Sequence[Pair]) -> Plot:
 
     def draw(chart: Chart) -> None:
         chart.rows(labels)
-        chart.axis_names("", f"{kind.label}{' in points' if kind.percent else ''}, with less without")
+        unit = ", in points" if kind.percent else ""
+        chart.axis_names("", f"with {MINUS} without{unit}{kind.aim}")
+        chart.axes.margins(x=0.1)
         chart.axes.axvline(0, color=MUTED.light, linewidth=1)
         for y, (label, own) in enumerate(zip(labels, cells.values(), strict=True)):
             points = [(kind.rounded(p.difference(name)), float(y), _tip(label, p, name)) for p in own]

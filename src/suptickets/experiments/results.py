@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, pstdev, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from suptickets.errors import SparsityError, choice
 from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, experiment
@@ -19,6 +19,7 @@ from suptickets.experiments.plan import (
     Reading,
     forks,
     readings,
+    seeds_of,
     start_of,
     together_key,
     trunk_of,
@@ -39,15 +40,11 @@ from suptickets.report import (
     write_page,
 )
 from suptickets.report.cells import NOBODY
-from suptickets.report.colours import SERIES, series
-from suptickets.report.document import Page, Plot
+from suptickets.report.document import Note, Page
+from suptickets.report.figures import schedule
 from suptickets.report.runs import setting_name
-from suptickets.schedules import cycles
 from suptickets.training.progress import print_plain
-from suptickets.training.settings import Settings, build, resolve
-
-if TYPE_CHECKING:
-    from suptickets.report.chart import Chart
+from suptickets.training.settings import Settings, build
 
 # What is bold in the paper, where that is not the best of those that differ in the booster.
 MARKS = {
@@ -63,7 +60,9 @@ FORKED = (
 )
 DRAWN = "Nothing is trained for this: suptickets report STORE --experiment NAME makes its page."
 SEPARATE = "Separate: every cell has runs of its own, as in the paper."
-CALLED = {"cycles": "{} tickets", "cycle_epochs": "C = {}", "epochs": "{} epochs"}
+LEAST = 4  # seeds a side, below which a p-value says nothing
+FEW = f"A p-value needs {LEAST} seeds a side: from two against two the test gives none below 1/3."
+MAIN = ("vgg16", "resnet50", "wrn28-10", "imagenet")  # whose runs other experiments share
 
 
 def table(cells: Iterable[Cell], results: Results, seeds: int | None = None) -> list[dict[str, Any]]:
@@ -154,21 +153,43 @@ def page(
     """The page of an experiment, from the results of one mode; curves from runs that `store` still has."""
     own, results = experiment(name), Results(records, mode)
     cells = [(cell, ours(cell, results)) for cell in own.cells(where)]
+    known = [(cell, None if _too_few(cell, found) else found) for cell, found in cells]
+    few = [Note(FEW)] if known != cells else []
     used = _used([cell for cell, _ in cells], records, mode)
     folder = None if store is None else Path(store) / "runs" / ("separate" if mode.separate else "forked")
     commands = dict.fromkeys(str(one.get("command") or _command(name, mode, where)) for one in used)
     return experiment_page(
         own.title,
         f"{own.place} of the paper",
-        [_shown(*cell) for cell in cells],
+        [_shown(cell, found, mode) for cell, found in known],
         runs=stored_runs(used, folder),
-        figure=_schedule if name == "schedule" else FIGURES.get(name),
+        figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
-        notes=notes(mode, own.table),
+        notes=[*_shared_only(name, known), *_page_notes(mode, own.table), *few],
         command="\n".join(commands) or _command(name, mode, where),
         results=used,
         seconds=spent(used),
     )
+
+
+def _too_few(cell: Cell, found: Ours | None) -> bool:
+    return cell.measure == "p_value" and found is not None and found.runs < LEAST
+
+
+def _shared_only(name: str, cells: Sequence[tuple[Cell, Ours | None]]) -> list[Note]:
+    """That an experiment which needs runs of its own has none: only those of the main tables."""
+    main = {_key(key) for table in MAIN for cell in experiment(table).table for key in _keys(cell)}
+    most = max(experiment(table).seeds for table in MAIN)
+
+    def shared(cell: Cell, seeds: int) -> bool:
+        return seeds <= most and all(_key(key) in main for key in _keys(cell))
+
+    found = [(cell, one) for cell, one in cells if one is not None]
+    if name in MAIN or not found or not all(shared(cell, one.runs) for cell, one in found):
+        return []
+    if all(shared(cell, seeds_of(cell)) for cell, _ in cells):
+        return []
+    return [Note(f"Only {len(found)} of {len(cells)} cells have a result: those that the main tables share.")]
 
 
 def _used(cells: Iterable[Cell], records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Mapping[str, Any]]:
@@ -242,6 +263,8 @@ def write_pages(
         separate: whether those are meant that are not forked.
     """
     choice("format", format, FORMATS)
+    for name in names:
+        choice("experiment", name, (GAINS, *EXPERIMENTS))
     records = _chosen(Store(store), scale, separate)
     drawn = bool(names) and not any(name == GAINS or trains(experiment(name).table) for name in names)
     mode = Mode() if drawn else only_mode(records)
@@ -315,10 +338,19 @@ def notes(mode: Mode, cells: Iterable[Cell]) -> list[str]:
     return [*_made(mode), *wrong]
 
 
+def _page_notes(mode: Mode, cells: Iterable[Cell]) -> list[Note]:
+    """The same on a page, where errata are links."""
+    linked = {erratum(name): Note(text, f"errata.md#{anchor}") for name, (anchor, text) in ERRATA.items()}
+    return [linked.get(text, Note(text)) for text in notes(mode, cells)]
+
+
 def _made(mode: Mode) -> list[str]:
     """How results were made."""
     trial = f"A trial ({mode}): its numbers are not comparable with the paper's."
-    return [SEPARATE if mode.separate else FORKED, *([trial] if mode.trial else [])]
+    model = dict(mode.changes).get("model")
+    other = f"All runs are of the model {model}, whichever is named."
+    made = [SEPARATE if mode.separate else FORKED]
+    return [*made, *([trial] if mode.trial else []), *([other] if model else [])]
 
 
 def _command(name: str, mode: Mode, where: str) -> str:
@@ -330,43 +362,16 @@ def _command(name: str, mode: Mode, where: str) -> str:
     return " ".join(filter(None, parts))
 
 
-def _shown(cell: Cell, found: Ours | None) -> CellResult:
+def _shown(cell: Cell, found: Ours | None, mode: Mode) -> CellResult:
     """As the report takes it: what the experiment varies in words."""
     what = {key: value for key, value in cell.as_dict().items() if key not in UNSHOWN}
-    variation = ", ".join(_variation(key, _words(value)) for key, value in cell.variation)
+    variation = ", ".join(setting_name(key, value) for key, value in cell.variation)
     paper = None if cell.paper is None else Paper(cell.paper.mean, cell.paper.deviation)
     return CellResult(
-        {key: _words(v) if isinstance(v, tuple) else v for key, v in what.items()},
+        {key: " ".join(v) if isinstance(v, tuple) else v for key, v in what.items()},
         variation,
         cell.measure,
         paper,
         found,
+        comparable=not mode.trial,
     )
-
-
-def _variation(key: str, value: str) -> str:
-    """As the paper calls it; else the setting and its value."""
-    return CALLED[key].format(value) if key in CALLED else setting_name(key, value)
-
-
-def _words(value: Any) -> str:
-    return " ".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _schedule(cells: Sequence[CellResult]) -> list[Plot]:
-    """The paper's drawing: the learning rate in the cycles, a line for each shape."""
-    recipe = resolve({"data": "cifar100"})
-    steps = 50  # drawn of an epoch
-    length = round(recipe.cycle_epochs * steps)
-
-    def draw(chart: Chart) -> None:
-        chart.axis_names("Learning rate", "epochs in the cycles")
-        x = [n / steps for n in range(1, recipe.cycles * length + 1)]
-        for place, cell in enumerate(cells):
-            shape = cell.variation.split()[-1]
-            rate = cycles(shape, length, recipe.lr_low, recipe.lr_high)
-            chart.line(x, [rate(n) for n in range(1, len(x) + 1)], series(place), name=shape)
-            for end in range(length, len(x) + 1, length):
-                chart.points([(end / steps, rate(end), f"{shape}: a ticket\n{rate(end):g}")], SERIES[2])
-
-    return [Plot("schedule", "Learning rate", draw, "Green: where a ticket is collected.")]

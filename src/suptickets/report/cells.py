@@ -31,13 +31,17 @@ class Ours(NamedTuple):
 
 @dataclass(frozen=True)
 class CellResult:
-    """One number of a table or figure; `variation` names what the experiment varies beyond the settings."""
+    """One number of a table or figure; `variation` names what the experiment varies beyond the settings.
+
+    That of a trial is not `comparable`: there is no difference to the paper's.
+    """
 
     settings: Mapping[str, Setting]
     variation: str = ""
     measure: str = "accuracy"
     paper: Paper | None = None
     ours: Ours | None = None
+    comparable: bool = True
 
     @staticmethod
     def read(flat: Mapping[str, Any]) -> CellResult:
@@ -68,8 +72,10 @@ class CellResult:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
-        return None if self.paper is None or self.ours is None else self.ours.mean - self.paper.mean
+        """Ours less the paper's, if they are of the same setting."""
+        if self.paper is None or self.ours is None or not self.comparable:
+            return None
+        return self.ours.mean - self.paper.mean
 
     @property
     def deviations(self) -> float | None:

@@ -11,7 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from suptickets.report.colours import FAINT, INK, MUTED, PAPER, SHADE, Colour
 from suptickets.report.document import Plot
@@ -33,6 +34,7 @@ DOTS = 300  # per inch, in a PNG
 TIPS = 120  # at most so many points of a line have a tooltip
 DASHES = (0, (3, 1.6))
 GAP = 14  # pixels between two names of lines
+HALO = 3  # pixels around words, so that no line crosses them; on a page it is that of its style
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "suptickets",
@@ -247,8 +249,17 @@ class Chart:
             points.set_visible(False)
         self.axes.set_title(shortened(title, 50), pad=20 if self.crowned else None)
         self._lay_out()
-        metadata = {"Title": title} | ({"Date": None} if kind == "svg" else {})
-        self.figure.savefig(path, format=kind, dpi=DOTS, facecolor="white", metadata=metadata)
+        if kind == "svg":
+            return self._save_svg(path, title)
+        for word in self.axes.texts:
+            word.set_path_effects([withStroke(linewidth=HALO, foreground="white")])
+        self.figure.savefig(path, format=kind, dpi=DOTS, facecolor="white", metadata={"Title": title})
+
+    def _save_svg(self, path: Path, title: str) -> None:
+        """Words with a halo are still text."""
+        text, halo = io.StringIO(), f"text{{paint-order:stroke;stroke:white;stroke-width:{HALO}px}}"
+        self.figure.savefig(text, format="svg", facecolor="white", metadata={"Title": title, "Date": None})
+        path.write_text(text.getvalue().replace("</style>", f"{halo}</style>", 1), encoding="utf-8")
 
     def inline(self, plot: Plot) -> str:
         """As a part of a page, which need not say twice what is shown."""
@@ -260,8 +271,21 @@ class Chart:
         return inline(text.getvalue(), plot.name, self.tips)
 
     def _lay_out(self) -> None:
-        """Once: a figure with a layout of its own is drawn twice."""
+        """Once: a figure with a layout of its own is drawn twice. Then fewer ticks, until no names touch."""
         ConstrainedLayoutEngine().execute(self.figure)
+        for most in range(8, 0, -1):
+            if not isinstance(self.axes.xaxis.get_major_locator(), MaxNLocator) or not self._crowded():
+                break
+            self.axes.locator_params(axis="x", nbins=most)
+
+    def _crowded(self) -> bool:
+        """Whether names of the horizontal axis touch, or nearly."""
+        low, high = sorted(self.axes.get_xlim())
+        names = [
+            n for n in self.axes.get_xticklabels() if n.get_text() and low <= n.get_position()[0] <= high
+        ]
+        boxes = [name.get_window_extent() for name in names]
+        return any(b.x0 - a.x1 < 0.5 * a.height for a, b in pairwise(boxes))
 
     def _tip(self, tips: Sequence[str]) -> str:
         name = f"tip-{len(self.tips)}"

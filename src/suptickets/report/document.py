@@ -75,9 +75,15 @@ class Listing:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence that the reader must not miss."""
+    """A sentence that the reader must not miss; `more` is a place in `docs/` that tells all of it."""
 
     text: str
+    more: str = ""
+
+    def __str__(self) -> str:
+        """Without a link."""
+        where = f" See docs/{self.more} in the sources of suptickets." if self.more else ""
+        return self.text + where
 
 
 Numbers: TypeAlias = tuple[Number, ...]
@@ -108,9 +114,9 @@ class Page:
         for section in self.sections:
             yield from section.blocks
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """All that the reader must not miss."""
-        return [block.text for block in self.blocks() if isinstance(block, Note)]
+        return [block for block in self.blocks() if isinstance(block, Note)]
 
     def tables(self) -> list[Table]:
         """All tables, in order."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
 Rows: TypeAlias = dict[tuple[str, ...], dict[tuple[str, ...], Cell]]  # by row and column
-LEGEND = "Ours first; beneath, the paper's, and the difference in units of σ, the joint deviation."
+LEGEND = "Ours first; beneath, the paper's"
+SIGMA = ", and the difference in units of σ, the joint deviation"
 DIFFERENCE = "Ours less the paper's, in units of the joint deviation: within the shade the two agree."
 DEVIATIONS = Measure("Difference / σ", 1)
 
@@ -30,7 +31,7 @@ def experiment_page(
     runs: Sequence[Run] = (),
     figure: Callable[[Sequence[CellResult]], list[Plot]] | None = None,
     mark: Mark | None = None,
-    notes: Sequence[str] = (),
+    notes: Sequence[str | Note] = (),
     command: str = "",
     results: Sequence[Mapping[str, Any]] = (),
     seconds: float | None = None,
@@ -51,16 +52,23 @@ def experiment_page(
         seconds: what all runs took, added up.
     """
     cells, chosen = [cell.sound() for cell in cells], mark or best_among("booster")
-    blocks: list[Block] = [Note(note) for note in notes]
+    blocks: list[Block] = [Note(note) if isinstance(note, str) else note for note in notes]
     blocks += [*(figure(cells) if figure else []), *_grids(cells, chosen), _list(cells, chosen)]
     sections = [
-        Section("Paper and ours", blocks, f"{chosen.text} {LEGEND if any(c.paper for c in cells) else ''}"),
+        Section("Paper and ours", blocks, f"{chosen.text} {_legend(cells)}"),
         Section("Difference", _differences(cells), DIFFERENCE),
         *(panel_sections(runs) if runs else []),
         again(runs, command, results),
     ]
     numbers = (*_headline(cells, chosen), *time_spent(seconds, results))
     return Page(title, reference, numbers, [part for part in sections if part.blocks])
+
+
+def _legend(cells: Sequence[CellResult]) -> str:
+    """What the numbers of a table are."""
+    if not any(cell.paper for cell in cells):
+        return ""
+    return LEGEND + (SIGMA if any(cell.deviations is not None for cell in cells) else "") + "."
 
 
 def _seeds(cells: Sequence[CellResult]) -> Numbers:
@@ -70,7 +78,8 @@ def _seeds(cells: Sequence[CellResult]) -> Numbers:
         return ()
     few = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     note = "of each cell; ± is their standard deviation" if counts[-1] > 1 else "of each cell"
-    return (Number("Seeds", few, note),)
+    unsure = ". That of two is itself uncertain." if 2 in counts else ""
+    return (Number("Seeds", few, note + unsure),)
 
 
 def _headline(cells: Sequence[CellResult], mark: Mark) -> Numbers:
@@ -195,10 +204,12 @@ def _differences(cells: Sequence[CellResult]) -> list[Plot]:
 
 def _difference(file: str, where: str, cells: Sequence[CellResult]) -> Plot:
     names, _ = telling([(*cell.row(), *cell.column()) for cell in cells])
+    widest = 1.2 * max(1.0, *(abs(cell.deviations or 0.0) for cell in cells))
 
     def draw(chart: Chart) -> None:
         chart.rows(names)
         chart.axis_names("", "σ")
+        chart.axes.set_xlim(-widest, widest)
         chart.axes.axvspan(-1, 1, color=SHADE.light, zorder=0, linewidth=0)
         chart.axes.axvline(0, color=MUTED.light, linewidth=1)
         for y, (name, cell) in enumerate(zip(names, cells, strict=True)):

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from suptickets.report.cells import CellResult
-from suptickets.report.colours import INK, series
+from suptickets.report.colours import INK, SERIES, series
 from suptickets.report.document import Plot
 from suptickets.report.measures import file_names, number, plain
 from suptickets.report.runs import method_name, sparsity_name
+from suptickets.schedules import cycles
+from suptickets.training.settings import resolve
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -37,6 +39,25 @@ def ticket_count(cells: Sequence[CellResult]) -> list[Plot]:
     lows, highs = ([one.mean + sign * (one.sd or 0) for one in ours] for sign in (-1, 1))
     limits = (min(lows), max(highs)) if ours else (0.0, 1.0)
     return [_lines(name, own, limits) for name, own in known.items() if own]
+
+
+def schedule(cells: Sequence[CellResult]) -> list[Plot]:
+    """The paper's drawing: the learning rate in the cycles, a line for each shape."""
+    recipe = resolve({"data": "cifar100"})
+    steps = 50  # drawn of an epoch
+    length = round(recipe.cycle_epochs * steps)
+
+    def draw(chart: Chart) -> None:
+        chart.axis_names("Learning rate", "epochs in the cycles")
+        x = [n / steps for n in range(1, recipe.cycles * length + 1)]
+        for place, cell in enumerate(cells):
+            shape = cell.variation.split()[-1]
+            rate = cycles(shape, length, recipe.lr_low, recipe.lr_high)
+            chart.line(x, [rate(n) for n in range(1, len(x) + 1)], series(place), name=shape)
+            for end in range(length, len(x) + 1, length):
+                chart.points([(end / steps, rate(end), f"{shape}: a ticket\n{rate(end):g}")], SERIES[2])
+
+    return [Plot("schedule", "Learning rate", draw, "Green: where a ticket is collected.")]
 
 
 FIGURES: Mapping[str, Callable[[Sequence[CellResult]], list[Plot]]] = {

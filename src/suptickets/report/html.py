@@ -66,7 +66,7 @@ def _block(block: Block) -> Html:
         case Listing():
             return _listing(block)
         case Note():
-            return element("p", block.text, class_="note")
+            return element("p", str(block), class_="note")
         case _:
             return _numbers(block)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from suptickets.report.colours import MUTED, SERIES, Colour, series
-from suptickets.report.runs import Group, method_name, varying
+from suptickets.report.runs import Group, labels, method_name, varying
 from suptickets.training.settings import PREDICTION_ENSEMBLES
 
 START, TICKET, SUPERPOSED, ENSEMBLE = MUTED, *SERIES[:3]  # on the page of one run
@@ -15,7 +15,7 @@ MOST = len(SERIES)  # settings in plots that are not read with more
 
 
 class Look(NamedTuple):
-    """The colour of a setting; `plain` is one without a booster beside one with it; `family` names both."""
+    """The colour of a setting, and its name; `plain` is one without a booster beside one with it."""
 
     colour: Colour
     plain: bool = False
@@ -35,7 +35,13 @@ def looks(groups: Sequence[Group], *, across: bool = False) -> list[Look]:
         ]
     telling = [key for key in varying([one.config for one in groups]) if key not in names]
     kinds = [json.dumps([one.config.get(key) for key in telling]) for one in groups]
-    return [Look(series(list(dict.fromkeys(kinds)).index(kind))) for kind in kinds]
+    order = list(dict.fromkeys(kinds))
+    first = [groups[kinds.index(kind)].config for kind in order]
+    alike = {method_name(one) for one in first}
+    unsaid = (*names, "method", "booster") if len(alike) == 1 < len(order) else names
+    families = labels([{key: value for key, value in one.items() if key not in unsaid} for one in first])
+    places = map(order.index, kinds)
+    return [Look(series(place), family=families[place]) for place in places]
 
 
 def final_colour(one: Group) -> Colour:

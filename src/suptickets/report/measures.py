@@ -15,7 +15,10 @@ MINUS, NO_BREAK, NOTHING = "\N{MINUS SIGN}", "\N{NO-BREAK SPACE}", "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure: its name, its digits, whether more (1) or less (-1) is better, and how large it can be."""
+    """A measure: its name, its digits, whether more (1) or less (-1) is better, and how large it can be.
+
+    Digits are those after the point; of a `significant` one, those from the first that is not 0.
+    """
 
     label: str
     digits: int = 4
@@ -23,11 +26,17 @@ class Measure:
     percent: bool = False
     most: float = MOST
     scientific: bool = False
+    significant: bool = False
 
     @property
     def header(self) -> str:
         """For a column of bare numbers."""
         return f"{self.label} (%)" if self.percent else self.label
+
+    @property
+    def aim(self) -> str:
+        """For the name of an axis, to append."""
+        return {1: " (more is better)", -1: " (less is better)"}.get(self.better, "")
 
     def possible(self, value: float | None) -> bool:
         """Whether it can be such a value: a share is between 0 and 1, and nothing is beyond all measure."""
@@ -39,6 +48,8 @@ class Measure:
         """As shown: what looks equal is equal."""
         if self.scientific:
             return float(f"{value:.{self.digits}e}")
+        if self.significant:
+            return float(f"{value:.{self.digits}g}")
         return round(value * 100 if self.percent else value, self.digits)
 
     def bare(self, value: float | None, deviation: float | None = None) -> str:
@@ -47,6 +58,8 @@ class Measure:
             return NOTHING
         if self.scientific:
             return _signed(f"{value:.{self.digits}e}").replace("e+", "e")
+        if self.significant:
+            return _signed(re.sub(r"e([+-])0*", r"e\1", f"{value:#.{self.digits}g}"))
         shown = _signed(f"{self.rounded(value):.{self.digits}f}")
         return shown if deviation is None else f"{shown} ± {self.rounded(deviation):.{self.digits}f}"
 
@@ -75,7 +88,7 @@ MEASURES = {
     "sparsity": Measure("Sparsity", 2, percent=True),
     "layer_sparsity": Measure("Sparsity", 2, percent=True),
     "explored": Measure("Explored", 2, percent=True),
-    "p_value": Measure("p-value", 7),
+    "p_value": Measure("p-value", 2, significant=True),
     "train_flops": Measure("FLOPs of training", 3, most=1e24, scientific=True),
     "test_flops": Measure("FLOPs of a forward pass", 0, most=1e24),
     "layer_flops": Measure("FLOPs", 0, most=1e24),

@@ -30,6 +30,8 @@ BOOSTED = {
     "batch-ensemble": " + BatchEnsemble",
     "dense-ensemble": " ensemble",
 }
+# What the paper calls settings of the cycles. Where one of them is needed in a name, so are the others.
+CYCLES = {"cycle_epochs": "C = {}", "cycles": "{} tickets", "epochs": "{} epochs"}
 REPORTS = {".html", ".md", ".tex", ".png", ".svg"}  # what `report` writes, beside runs or among them
 
 Curve: TypeAlias = list[tuple[float, float]]
@@ -282,11 +284,16 @@ def parts_name(groups: Iterable[Group]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
-def setting_name(key: str, value: str) -> str:
+def setting_name(key: str, value: object) -> str:
     """As the paper calls it; else the setting and its value."""
-    shown = {"rule": value.upper(), "beta": f"β = {value}"}
-    shown["batch_norm"] = {"average": "AV", "recompute": "BU"}.get(value, value)
-    return shown.get(key, f"{key.replace('_', ' ')} {value}")
+    text = " ".join(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
+    text = f"{value:.12g}" if isinstance(value, float) else text
+    shown = {"rule": text.upper(), "beta": f"β = {text}"}
+    shown["batch_norm"] = {"average": "AV", "recompute": "BU"}.get(text, text)
+    shown |= {name: words.format(text) for name, words in CYCLES.items()}
+    if text == "1" and key in CYCLES:
+        return shown[key].removesuffix("s")
+    return shown.get(key, f"{key.replace('_', ' ')} {text}")
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
@@ -301,7 +308,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         kept = {key: value for key, value in run.config.items() if key not in INCIDENTAL}
         together.setdefault(json.dumps(kept, sort_keys=True), []).append(run)
     members = list(together.values())
-    return [Group(*pair) for pair in zip(_labels([own[0].config for own in members]), members, strict=True)]
+    return [Group(*pair) for pair in zip(labels([own[0].config for own in members]), members, strict=True)]
 
 
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -314,28 +321,30 @@ def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The shortest names that tell the settings apart."""
     differing = varying(configs)
     telling = [key for key in TELLING if key in differing] or ["method"]
-    labels = [_label(config, telling) for config in configs]
-    for label in {label for label in labels if labels.count(label) > 1}:
-        alike = [place for place, other in enumerate(labels) if other == label]
+    names = [_label(config, telling) for config in configs]
+    for name in {name for name in names if names.count(name) > 1}:
+        alike = [place for place, other in enumerate(names) if other == name]
         keys = _distinguishing([configs[place] for place in alike])
         for place in alike:
-            labels[place] = _label(configs[place], [*telling, *keys])
-    return labels
+            names[place] = _label(configs[place], [*telling, *keys])
+    return names
 
 
 def _distinguishing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """As few of the settings as tell these apart, taken one after the other."""
-    chosen: list[str] = []
-    for key in varying(configs):
+    """As few of the settings as tell these apart, taken one after the other; those of the cycles together."""
+    chosen, differing = list[str](), varying(configs)
+    for key in differing:
         if len({_label(config, [*chosen, key]) for config in configs}) > len(
             {_label(config, chosen) for config in configs}
         ):
             chosen.append(key)
-    return chosen
+    if not CYCLES.keys() & chosen:
+        return chosen
+    return [key for key in chosen if key not in CYCLES] + [key for key in CYCLES if key in differing]
 
 
 def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -348,5 +357,5 @@ def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
         elif key in TELLING:
             parts.append(plain(config.get(key, "")))
         elif key != "beta" or config.get("rule") == "cima":  # others have no such weight
-            parts.append(setting_name(key, plain(config.get(key, ""))))
+            parts.append(setting_name(key, config.get(key, "")))
     return ", ".join(dict.fromkeys(part for part in parts if part))

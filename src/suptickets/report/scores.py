@@ -20,8 +20,8 @@ from suptickets.report.looks import (
     first_of,
     looks,
 )
-from suptickets.report.measures import MEASURES, Measure, reading
-from suptickets.report.runs import Bin, Group, Run, parts_name, reliability
+from suptickets.report.measures import MEASURES, Measure, plain, reading
+from suptickets.report.runs import Bin, Group, Run, method_name, parts_name, reliability
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -78,13 +78,9 @@ def _parts(run: Run, key: str) -> Plot:
     return Plot(f"{run.part}s-{key}", title, draw, height=70 + 27 * len(rows))
 
 
-def _direction(measure: Measure) -> str:
-    return {1: " (more is better)", -1: " (less is better)"}.get(measure.better, "")
-
-
 def _row_axes(chart: Chart, measure: Measure, names: Sequence[str]) -> None:
     chart.rows(names)
-    chart.axis_names("", f"{measure.label}{_direction(measure)}")
+    chart.axis_names("", f"{measure.label}{measure.aim}")
     chart.axes.margins(x=0.12)
     chart.axes.locator_params(axis="x", nbins=4)
     if measure.percent:
@@ -138,16 +134,28 @@ def _runs(one: Group) -> str:
 
 
 def cost_plots(groups: Sequence[Group]) -> list[Plot]:
-    """Accuracy against FLOPs, in training and in use."""
+    """Accuracy against FLOPs, in training and in use, where these tell the settings apart."""
     costs = [("train_flops_ratio", "training"), ("test_flops_ratio", "inference")]
-    several = len(groups) > 1
-    return [_cost(groups, *cost) for cost in costs if several and any(one.values(cost[0]) for one in groups)]
+    known = [(key, what) for key, what in costs if any(one.values(key) for one in groups)]
+    return [_cost(groups, key, what) for key, what in known if not _all_one(groups, key)]
+
+
+def _all_one(groups: Sequence[Group], key: str) -> bool:
+    """Whether each costs what the others do: so it is where only the averaging or the cycles differ."""
+    if len(groups) == 1:
+        return True
+    levels = [plain(one.config.get("sparsity")) for one in groups]
+    costs = {(level, MEASURES[key].bare(one.mean(key))) for level, one in zip(levels, groups, strict=True)}
+    same = len({method_name(one.config) for one in groups}) == 1
+    return same and len(costs) == len(set(levels)) < len(groups)
 
 
 def _cost(groups: Sequence[Group], key: str, what: str) -> Plot:
-    accuracy = MEASURES["accuracy"]
-
-    known = looks(groups, across=True)
+    accuracy, known = MEASURES["accuracy"], looks(groups, across=True)
+    families = {look.family: look.colour for look in known}
+    named = {name: colour for name, colour in families.items() if colour is not MUTED}
+    further = len(families) > len(named) + 1  # one grey setting has a name
+    names = named if further else families
 
     def draw(chart: Chart) -> None:
         chart.axis_names("Accuracy", f"FLOPs of {what}, dense = 1")
@@ -162,13 +170,13 @@ def _cost(groups: Sequence[Group], key: str, what: str) -> Plot:
                 chart.points([(x, y, tip)], look.colour, marker=marker)
                 chart.names += [(y, one.label, look.colour)] if _named(groups, look) else []
         chart.axes.set_xlim(left=0)
-        families = {look.family: look.colour for look in known if look.colour is not MUTED}
-        if len(groups) > len(SERIES) and "" not in families:
-            chart.key(list(families), list(families.values()))
+        if len(groups) > len(SERIES):
+            chart.key(list(names), list(names.values()))
 
     boosters = {one.config.get("booster") == "none" for one in groups}
-    text = "Diamond: with a booster; dot: without." if len(boosters) > 1 else ""
-    return Plot(f"flops-{what}", f"Accuracy against FLOPs of {what}", draw, text)
+    texts = ["Diamond: with a booster; dot: without."] if len(boosters) > 1 else []
+    texts += ["Grey: further settings."] if further else []
+    return Plot(f"flops-{what}", f"Accuracy against FLOPs of {what}", draw, " ".join(texts))
 
 
 def _named(groups: Sequence[Group], look: Look) -> bool:

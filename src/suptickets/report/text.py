@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 
-from suptickets.report.document import Block, Listing, Page, Plot, Section, Table
+from suptickets.report.document import Block, Listing, Note, Page, Plot, Section, Table
 from suptickets.report.measures import NO_BREAK
 
 LATEX = {
@@ -30,19 +31,31 @@ LATEX = {
 }
 
 
-def markdown(page: Page, pictures: Mapping[str, str] | None = None, level: int = 1) -> str:
+def markdown(
+    page: Page, pictures: Mapping[str, str] | None = None, level: int = 1, folder: Path | None = None
+) -> str:
     """A title, what the reader must know, the headline numbers, then all tables, commands and pictures.
 
     Args:
         page: what is told.
         pictures: for names of plots, where their files are; other plots are left out.
         level: of the title, where the page is a part of a longer text.
+        folder: of the text; the documents that lie there too are linked.
     """
-    about = [_markdown(text) for text in (page.about, *page.notes()) if text]
+    about = [_markdown(page.about)] if page.about else []
+    about += [_note(note, folder) for note in page.notes()]
     told = [f"- **{_markdown(n.label)}:** {_markdown(f'{n.text} {n.note}'.strip())}" for n in page.numbers]
     head = [f"{'#' * level} {_markdown(page.title)}", *about, *(["\n".join(told)] if told else [])]
     parts = [_markdown_section(section, pictures or {}, level + 1) for section in page.sections]
     return "\n\n".join([*head, *filter(None, parts)]) + "\n"
+
+
+def _note(note: Note, folder: Path | None) -> str:
+    """With a link, if that leads anywhere."""
+    file, _, _ = note.more.partition("#")
+    if not file or folder is None or not (folder / file).is_file():
+        return _markdown(str(note))
+    return f"{_markdown(note.text)} See the [{_markdown(Path(file).stem)}]({note.more})."
 
 
 def contents(pages: Mapping[str, Page]) -> str:
@@ -113,7 +126,8 @@ def _markdown(text: str) -> str:
 def latex(page: Page) -> str:
     """All tables, for a document that uses booktabs; captions say what the reader must know."""
     head, label = "% \\usepackage{booktabs}\n", _label(page.title)
-    return head + "".join(f"\n{_latex_table(table, page.notes(), label)}" for table in page.tables())
+    notes = [str(note) for note in page.notes()]
+    return head + "".join(f"\n{_latex_table(table, notes, label)}" for table in page.tables())
 
 
 def _label(title: str) -> str:

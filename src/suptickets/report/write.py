@@ -60,7 +60,7 @@ def write_book(pages: Mapping[str, Page], file: Path) -> list[Path]:
         files = _draw(page.unfolded(), file.parent / "plots", "svg", f"{name}-")
         places = {plot: f"plots/{path.name}" for plot, path in files.items()}
         drawn += files.values()
-        parts.append(f'<a id="{name}"></a>\n\n' * several + markdown(page, places, 1 + several))
+        parts.append(f'<a id="{name}"></a>\n\n' * several + markdown(page, places, 1 + several, file.parent))
     return [_save(file, "\n".join([*([contents(pages)] if several else []), *parts])), *drawn]
 
 

@@ -1,0 +1,116 @@
+"""What pages of a store say: the same names everywhere, costs that tell something, what is not known yet."""
+
+import re
+from pathlib import Path
+
+import pytest
+from report_store import make_store
+
+from suptickets.errors import SparsityError
+from suptickets.experiments import EXPERIMENTS
+from suptickets.experiments.plan import Mode
+from suptickets.experiments.results import FEW, page, write_pages
+from suptickets.experiments.store import Store
+from suptickets.report.chart import drawn, shortened
+
+RIGL = "data=cifar10,method=rigl,sparsity=0.9"
+SHARED = "cells have a result: those that the main tables share."
+
+
+def pages(where: Path, name: str, cells: str = "", mode: Mode | None = None):
+    return page(name, Store(where).read(), mode or Mode(), cells, where)
+
+
+def names(one) -> set[str]:
+    return {plot.name for plot in one.plots()}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"), [("cycle-length", "model=vgg16"), ("ticket-count-extended", "model=vgg16")]
+)
+def test_a_cell_has_the_same_name_in_every_plot_and_table(tmp_path, name, cells):
+    make_store(tmp_path, name, cells=cells, seeds=(1,))
+    one = pages(tmp_path, name)
+    grid, *_ = one.tables()
+    called = [row[0].text for row in grid.rows]
+    assert {"C = 2, 12 tickets", "3 tickets, 250 epochs"} & {*called}
+    (table,) = [t for t in one.tables() if t.name == "settings"]
+    assert {row[0].text for row in table.rows} == {f"{n}\xa0%, {c}" for n in (95, 90, 80) for c in called[:4]}
+    (plot,) = [p for p in one.plots() if p.name == "settings-accuracy-cifar100-vgg16"]
+    with drawn(plot) as chart:
+        rows = {label.get_text().replace("\n", " ") for label in chart.axes.get_yticklabels()}
+    assert rows == {shortened(row[0].text).replace("\n", " ") for row in table.rows}
+
+
+def test_costs_have_a_key_and_are_left_out_where_they_tell_nothing(tmp_path):
+    make_store(tmp_path, "averaging", cells="model=vgg16", seeds=(1,))
+    records = Store(tmp_path).read()
+    assert not [name for name in names(pages(tmp_path, "averaging")) if name.startswith("flops")]
+    for n, record in enumerate(records):  # unions of other sizes
+        Store(tmp_path).add({**record, "measures": {**record["measures"], "test_flops_ratio": 0.1 + n / 100}})
+    (plot,) = [p for p in pages(tmp_path, "averaging").plots() if p.name.startswith("flops")]
+    with drawn(plot) as chart:
+        (key,) = chart.figure.legends
+        shown = [text.get_text() for text in key.get_texts()]
+    assert plot.name.startswith("flops-inference") and len(records) == 21
+    assert shown == ["CIA", "CAA", *(f"CIMA, β = 0.{n}" for n in (9, 8, 5, 2, 1))]
+
+
+# ---- what there is no run for ----
+
+
+@pytest.mark.parametrize("name", ["large-lr", "variance", "lr-schedules", "significance", "distillation"])
+def test_results_of_other_experiments_alone_are_said_to_be_so(tmp_path, name):
+    make_store(tmp_path, "vgg16", cells="data=cifar100,method=rigl,sparsity=0.95", seeds=(1, 2))
+    one = pages(tmp_path, name)
+    done = one.numbers[0].text.split()[0]
+    assert one.notes()[0].text == f"Only {done} of {len(EXPERIMENTS[name].table)} {SHARED}"
+    own = {"cells": "data=cifar100,method=rigl,sparsity=0.95"} if name == "significance" else {}
+    make_store(tmp_path, name, seeds=(1, 2, 3, 4), **own)
+    assert SHARED not in str(pages(tmp_path, name).notes())
+
+
+@pytest.mark.parametrize("name", ["vgg16", "uncertainty", "granet-vs-dense"])
+def test_an_experiment_that_needs_no_more_than_the_main_tables_says_nothing(tmp_path, name):
+    make_store(tmp_path, "vgg16", cells="sparsity=0.9", seeds=(1,))
+    make_store(tmp_path, "vgg16", cells="method=dense", seeds=(1,))
+    assert SHARED not in str(pages(tmp_path, name).notes())
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 4])
+def test_p_values_need_seeds(tmp_path, seeds):
+    make_store(tmp_path, "significance", cells=f"{RIGL},booster=sup-tickets", seeds=range(1, seeds + 1))
+    one = pages(tmp_path, "significance", f"{RIGL},measure=p_value")
+    every = next(table for table in one.tables() if table.name == "cells")
+    row = dict(zip(every.header, every.rows[0], strict=True))
+    assert (FEW in map(str, one.notes())) == (seeds < 4)
+    assert row["Paper"].text == "1.9e\N{MINUS SIGN}5"
+    if seeds < 4:
+        assert row["Ours"].text == row["Difference"].text == "\N{EN DASH}"
+    else:
+        assert re.fullmatch(r"[01]\.\d{1,3}", row["Ours"].text) and row["Difference"].text.startswith("+")
+
+
+# ---- trials ----
+
+
+def test_a_trial_shows_no_difference_and_names_its_model(tmp_path):
+    mode = Mode(changes=(("model", "vgg-small"),))
+    make_store(tmp_path, "vgg16", cells=RIGL, mode=mode)
+    one = pages(tmp_path, "vgg16", mode=mode)
+    assert "All runs are of the model vgg-small, whichever is named." in map(str, one.notes())
+    assert "σ" not in "".join(section.text for section in one.sections)
+    assert not [name for name in names(one) if name.startswith("difference")]
+    assert not {"Within one deviation", "Largest difference"} & {number.label for number in one.numbers}
+    grid, every, *_ = one.tables()
+    assert not [cell for row in grid.rows for cell in row if "σ" in cell.note]
+    assert {row[every.header.index("Difference")].text for row in every.rows} == {"\N{EN DASH}"}
+    make_store(tmp_path, "vgg16", cells=RIGL)
+    full = pages(tmp_path, "vgg16")
+    assert "difference-cifar10-vgg16" in names(full) and "whichever" not in str(full.notes())
+
+
+def test_the_names_of_pages_have_gains_among_them(tmp_path):
+    make_store(tmp_path, "vgg16", cells=RIGL, seeds=(1,))
+    with pytest.raises(SparsityError, match="unknown experiment 'nope'.* ensemble, gains, granet-vs-dense,"):
+        write_pages(tmp_path, ["nope"])
