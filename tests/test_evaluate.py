@@ -21,6 +21,7 @@ from suptickets.errors import SparsityError
 from suptickets.training import saved
 from suptickets.training.folder import RunFolder, read_ticket, to_json
 from suptickets.training.settings import Settings
+from suptickets.training.verdict import verdict
 
 SHORT = ("train", "--model", "mlp", "--epochs", 4, "--cycle-epochs", 1, "--batch-size", 500, "--interval", 5)
 State = dict[str, Tensor]
@@ -77,11 +78,29 @@ def test_what_is_told_of_a_run_is_what_the_run_told(capsys, runs: Path, booster:
     found = evaluated(capsys, runs / booster)
     told = json.loads((runs / booster / "summary.json").read_text())
     same = ("accuracy", "nll", "ece", "top5", "reliability", "diversity", "explored", "nonzero", "sparsity")
+    same += ("layers",)
     assert {key: found[key] for key in same} == {key: told[key] for key in same}
     assert found["test_flops_ratio"] == pytest.approx(told["test_flops_ratio"])
     ratio = found["forward_flops"] / found["forward_flops_dense"]
     assert found["test_flops_ratio"] == ratio and 0.05 < ratio < 3
     assert evaluated(capsys, runs / booster / "ticket.safetensors")["explored"] is None
+
+
+def test_beside_an_ensemble_is_the_superposed_ticket(capsys, runs: Path) -> None:
+    """Its own connections are told of it, not those of the tickets that predict together."""
+    superposed, file = read_ticket(runs / "sup-tickets" / "ticket.safetensors")[1], "ticket.safetensors"
+    assert read_ticket(runs / "ensemble" / file)[1]["living"] == superposed["living"]
+    assert (
+        evaluated(capsys, runs / "ensemble" / file)["layers"]
+        != evaluated(capsys, runs / "ensemble")["layers"]
+    )
+
+
+def test_a_verdict_is_none_where_nothing_differs() -> None:
+    one, other = {"accuracy": 0.9, "nll": 0.3}, {"accuracy": 0.8, "nll": 0.5}
+    assert verdict({"accuracy": 0.8, "nll": 0.4}, [one]) is None
+    assert verdict({"accuracy": 0.85 * (1 - 1e-7), "nll": 0.4 * (1 + 1e-7)}, [one, other]) is None
+    assert "NLL 0.4000 against" in str(verdict({"accuracy": 0.85, "nll": 0.40001}, [one, other]))
 
 
 def test_what_cannot_be_is_not_believed(capsys, run: Callable[[str], Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from suptickets.cli import main
 from suptickets.methods import METHODS
 from suptickets.models import MODELS
 from suptickets.training import build
+from suptickets.training import train as training
 from suptickets.training.settings import resolve
 
 KEYS = [
@@ -136,6 +138,22 @@ def test_again_is_done_and_force_starts_over(capsys, tmp_path: Path) -> None:
     assert other["seed"] == 2 and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_run_that_was_moved_is_told_where_it_is(capsys, tmp_path: Path) -> None:
+    first = run(capsys, *DIGITS, "--out", tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    there = {**first, "run": str(tmp_path / "there")}
+    assert run(capsys, "train", "--resume", tmp_path / "there") == there
+    assert run(capsys, *DIGITS, "--out", tmp_path / "there") == there
+
+
+@pytest.mark.parametrize("model", ["mlp", "train_worker:dying"])
+def test_a_single_sample_is_enough_for_some(capsys, tmp_path: Path, model: str) -> None:
+    """Without batch norms, or with several positions of an image for each."""
+    run(capsys, *DIGITS, "--model", model, "--batch-size", 1436, "--out", tmp_path)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [2, 4]
+
+
 def test_the_same_settings_find_the_same_folder(capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = run(capsys, *DIGITS)
@@ -155,6 +173,23 @@ def test_seeds(capsys, tmp_path: Path) -> None:
     assert result["deviation"]["nll"] == pytest.approx(abs(nll[0] - nll[1]) / 2**0.5)
     assert main([*map(str, DIGITS), "--seeds", "2", "--seed", "5", "--out", str(tmp_path)]) == 0
     assert "mean (deviation) of the seeds: accuracy" in capsys.readouterr().out
+
+
+def test_a_seed_that_fails_does_not_stop_the_others(capsys, tmp_path: Path, monkeypatch) -> None:
+    real = training.train
+
+    def train(settings: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        diverges = {"batch_size": 5000, "lr": 1e38, "epochs": 1} if settings.seed == 2 else {}
+        return real(replace(settings, **diverges), *arguments, **options)
+
+    monkeypatch.setattr(training, "train", train)
+    seeds = (*DIGITS, "--seeds", 3, "--jobs", 1, "--out", tmp_path)
+    assert main([*map(str, seeds), "--json"]) == 1
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if not line.startswith("epoch ")]
+    assert out == "" and lines[0].startswith("seed 2: the NLL of the trained network is not finite")
+    assert lines[1:] == ["suptickets: 1 of 3 runs failed: seed 2 (see above)"]
+    assert [(tmp_path / f"seed{n}" / "summary.json").exists() for n in (1, 2, 3)] == [True, False, True]
 
 
 def test_metrics(capsys, tmp_path: Path) -> None:
@@ -294,6 +329,12 @@ def test_batch_norm_of_two_processes(server, capsys, cifar: Path, tmp_path: Path
     evaluated = run(capsys, "evaluate", tmp_path / "run")
     for key in ("accuracy", "nll", "ece", "sparsity", "nonzero", "test_flops_ratio"):
         assert result[key] == pytest.approx(evaluated[key], abs=1e-7)  # other batches
+
+
+def test_a_process_with_a_single_sample(server: Server, tmp_path: Path) -> None:
+    arguments = (*DIGITS, "--model", "vgg-small", "--batch-size", 1434, "--out", tmp_path / "run")
+    assert server.run(*arguments, log=tmp_path / "log", ranks=2) == [2, 2]
+    assert "the last batch of an epoch has 3 for 2 processes" in (tmp_path / "log").read_text()
 
 
 def test_dropout_differs_between_processes(server: Server, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pickle
 import resource
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,8 @@ VALUES = [
     ("--teachers here", "use --booster distillation"),
     ("--booster distillation --epochs 6", "at least 7 epochs"),
     ("--milestones-of all", "unknown milestones-of"),
+    ("--batch-size 4 --epochs 1 --booster none", "the last batch of an epoch has a single sample"),
+    ("--batch-size 1 --epochs 1 --booster none --method snip", "a batch has a single sample"),
 ]
 
 
@@ -177,8 +180,43 @@ def test_other_settings_in_the_folder(capsys, tmp_path: Path) -> None:
     line = fails(capsys, *SHORT, "--out", run, "--lr", 0.2, "--seed", 3)
     assert "lr: 0.1 -> 0.2; seed: 1 -> 3" in line and "--force" in line
     assert "sparsity: 0.9 -> 0.5" in fails(capsys, "train", "--resume", run, "--sparsity", 0.5)
-    (run / "summary.json").write_text("{")
-    assert "no valid YAML or JSON" in fails(capsys, *SHORT, "--out", run)
+
+
+NULL = json.dumps({**dict.fromkeys(folders.SHOWN), **dict.fromkeys(folders.SCORES)})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"run": 3}', "\xff", NULL])
+def test_a_damaged_summary_is_written_again(capsys, tmp_path: Path, text: str) -> None:
+    run = trained(tmp_path, capsys)
+    before = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(text, encoding="latin1")
+    assert main([*map(str, SHORT), "--out", str(run), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert {**json.loads(out), "seconds": before["seconds"]} == before and err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "no valid"), ("{}", "missing, such as data"), ("[]", "names")]
+)
+def test_a_damaged_config(capsys, tmp_path: Path, text: str, says: str) -> None:
+    run = trained(tmp_path, capsys)
+    (run / "config.json").write_text(text)
+    for arguments in ((*SHORT, "--out", run), ("train", "--resume", run)):
+        line = fails(capsys, *arguments)
+        assert says in line and "config.json" in line and "delete it" in line and "__init__" not in line
+    (run / "config.json").unlink()
+    assert main([*map(str, SHORT), "--out", str(run)]) == 0
+    assert "is done already" in capsys.readouterr().err
+
+
+def test_damaged_lines_of_metrics_are_dropped(capsys, tmp_path: Path) -> None:
+    run = trained(tmp_path, capsys)
+    (run / "summary.json").unlink()
+    first, last = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    damaged = first.replace(b"normal", b"nor\xffal")
+    (run / "metrics.jsonl").write_bytes(damaged + b"\xff\x00\n" + b'{"epoch": 1' + b"0" * 400 + b"}\n" + last)
+    assert main([*map(str, SHORT), "--out", str(run)]) == 0
+    assert (run / "metrics.jsonl").read_bytes() == last
 
 
 class Attack:
@@ -191,11 +229,21 @@ class Attack:
         return os.system, (f"touch {self.path}",)
 
 
+def damage(file: Path) -> None:
+    """Zeros in the place of stored values; the file is as long as it was."""
+    with zipfile.ZipFile(file) as archive:
+        values = archive.read(max(archive.infolist(), key=lambda entry: entry.file_size))
+    zeros = values[:400] + bytes(400) + values[800:]
+    file.write_bytes(file.read_bytes().replace(values, zeros))
+    torch.load(file, weights_only=True)  # torch does not see it
+
+
 def checkpoints(tmp_path: Path) -> dict[str, Any]:
     return {
         "empty": lambda file: file.write_bytes(b""),
         "noise": lambda file: file.write_bytes(os.urandom(3000)),
         "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+        "values": damage,
         "list": lambda file: torch.save([1, 2], file),
         "partial": lambda file: torch.save({"network": {}}, file),
         "other": lambda file: torch.save(
@@ -243,6 +291,16 @@ def test_loss_that_is_not_finite(capsys, tmp_path: Path) -> None:
     assert f"the checkpoint of step {step} is kept" in line
     values = [v for v in saved["network"]["model"].values() if v.is_floating_point()]
     assert all(bool(torch.isfinite(value).all()) for value in values)
+
+
+ENDS = ("--model", "mlp", "--epochs", 1, "--batch-size", 5000, "--lr", 1e38)  # with its first step
+
+
+def test_a_last_step_that_diverges(capsys, tmp_path: Path) -> None:
+    for _ in range(2):
+        line = fails(capsys, *SHORT, *ENDS, "--out", tmp_path, status=1)
+        assert "the NLL of the trained network is not finite: use a lower --lr" in line
+        assert not (tmp_path / "summary.json").exists()
 
 
 def test_full_disk(tmp_path: Path) -> None:

@@ -337,9 +337,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         result = parsed.run(parsed)
     except (SparsityError, TrainingError, KeyboardInterrupt) as error:
         message = " ".join(str(error).splitlines()) or "stopped"
-        if speaks(message):
+        alone = isinstance(error, SparsityError)  # the others stop all processes for one reason
+        if speaks(message) if alone else is_main():
             print_plain(f"suptickets: {message}")
-        return 2 if isinstance(error, SparsityError) else 1
+        return 2 if alone else 1
     except RuntimeError as error:
         if not deserted(error):
             raise

@@ -77,7 +77,7 @@ class Finished:
     def _predicted(self, several: Measures) -> Measures:
         """The prediction ensemble; it runs all tickets."""
         ratios = [one["test_flops_ratio"] for one in several["networks"]]
-        layers = self.summary["layers"] if len(ratios) == self.settings.cycles else None
+        layers = several["networks"][0]["layers"]  # of a single ticket, as `evaluate` tells them
         return {**several["ensemble"], "test_flops_ratio": sum(ratios), "layers": layers}
 
     def _superposed(self, wanted: Settings) -> Measures:

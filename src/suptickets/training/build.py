@@ -23,6 +23,7 @@ from suptickets.measure.flops import flops
 from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
 from suptickets.models import MODELS, build_model
 from suptickets.network import SparseNetwork
+from suptickets.plain import densified
 from suptickets.schedules import Schedule, step_drops
 from suptickets.training.settings import Settings
 
@@ -141,6 +142,24 @@ def check_members(settings: Settings, data: Data, world: int) -> None:
             f"each of {settings.members} members needs two samples of every batch, but {which} has {last}"
             f"{f' for {world} processes' if world > 1 else ''}: use {fewer}another --batch-size"
         )
+
+
+def check_batches(settings: Settings, data: Data, world: int, model: nn.Module) -> None:
+    """Refuse batches of which a process gets a single sample, where the model's batch norms need more."""
+    last = data.train_size % settings.batch_size or settings.batch_size
+    if last >= 2 * world:
+        return
+    twin, one = densified(model).train(), next(model.parameters()).new_zeros(1, *data.shape)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            twin(one)
+    except Exception as error:
+        which = "a batch" if last == settings.batch_size else "the last batch of an epoch"
+        share = "a single sample" if world == 1 else f"{last} for {world} processes"
+        raise SparsityError(
+            f"{which} has {share}, and the model cannot be trained on one alone ({reason(error)}): use "
+            "another --batch-size"
+        ) from error
 
 
 def method(settings: Settings, steps: int, backward: Callable[[nn.Module], None]) -> Method:

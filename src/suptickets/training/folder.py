@@ -10,7 +10,9 @@ import json
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,10 @@ from torch import Tensor
 
 from suptickets.errors import SparsityError, reason
 from suptickets.training.settings import Settings, build, read_config, read_mapping
+
+SCORES = ("accuracy", "nll", "ece")
+# What a summary must have to be shown as the result of a run.
+SHOWN = {"booster", "tickets", "start", "superposed", "ensemble", "sparsity", "explored", "train_flops_ratio"}
 
 
 class TrainingError(RuntimeError):
@@ -63,10 +69,20 @@ class RunFolder:
 
     def settings(self) -> Settings | None:
         """The settings of the run that the folder holds, if it holds one."""
-        return settings_from(read_config(self.config), self.config) if self.config.exists() else None
+        if not self.config.exists():
+            return None
+        try:
+            return settings_from(read_config(self.config), self.config)
+        except SparsityError as error:
+            raise SparsityError(
+                f"{error}: delete it, and the command that began the run goes on (with --out {self.path})"
+            ) from error
 
     def look(self, settings: Settings, *, force: bool = False) -> dict[str, Any] | None:
-        """The result of this run, if it is done; refuses a folder that holds another run."""
+        """The result of this run, if it is done; refuses a folder that holds another run.
+
+        A damaged summary is none: the run is finished again from its checkpoint.
+        """
         if force:
             return None
         old = self.settings()
@@ -76,7 +92,12 @@ class RunFolder:
                 f"{self.path} holds a run with other settings ({'; '.join(differences)}): choose another "
                 "--out, or start over with --force"
             )
-        return self.load_summary()
+        try:
+            summary = self.load_summary() or {}
+        except SparsityError:
+            return None
+        done = summary.keys() >= SHOWN and all(isinstance(summary.get(key), float | int) for key in SCORES)
+        return {**summary, "run": str(self.path)} if done else None  # it may have been moved
 
     def begin(self, settings: Settings, *, force: bool = False) -> None:
         """Make the folder this run's; with `force` forget what an earlier one left."""
@@ -103,6 +124,9 @@ class RunFolder:
         if not self.checkpoint.exists():
             return None
         try:
+            with zipfile.ZipFile(self.checkpoint) as file:  # torch does not check its sums
+                if (damaged := file.testzip()) is not None:
+                    raise zipfile.BadZipFile(f"{damaged} is damaged")
             state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as error:
             code = isinstance(error, pickle.UnpicklingError)
@@ -125,8 +149,8 @@ class RunFolder:
         """Drop lines of epochs that a run from an older checkpoint will go through again."""
         if not self.metrics.exists():
             return
-        kept = [line for line in self.metrics.read_text().splitlines() if _epoch(line) <= epoch]
-        write(self.metrics, lambda path: path.write_text("".join(f"{line}\n" for line in kept)))
+        kept = [line for line in self.metrics.read_bytes().splitlines() if _epoch(line) <= epoch]
+        write(self.metrics, lambda path: path.write_bytes(b"".join(line + b"\n" for line in kept)))
 
     def save_ticket(
         self, state: Mapping[str, Tensor], about: Mapping[str, Any], number: int | None = None
@@ -144,7 +168,13 @@ class RunFolder:
 
     def load_summary(self) -> dict[str, Any] | None:
         """The result, if the run is done."""
-        return read_mapping(self.summary) if self.summary.exists() else None
+        if not self.summary.exists():
+            return None
+        try:
+            return read_mapping(self.summary)
+        except SparsityError as error:
+            again = f"suptickets train --resume {self.path}"
+            raise SparsityError(f"{error}: {again} writes it again, from its checkpoint") from error
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -162,7 +192,10 @@ def _finite(value: Any) -> Any:
 
 def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
     """The settings of a run that were read from a file."""
+    missing = [f.name for f in fields(Settings) if f.default is MISSING and f.name not in values]
     try:
+        if missing:
+            raise SparsityError(f"{len(missing)} of them are missing, such as {missing[0]}")
         return build(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise SparsityError(f"{source} holds no settings of a run: {reason(error)}") from error
@@ -205,9 +238,9 @@ def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
 
 
-def _epoch(line: str) -> float:
+def _epoch(line: bytes) -> float:
     """The epoch of a line of metrics; a damaged line counts as one to be dropped."""
     try:
         return float(json.loads(line)["epoch"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return float("inf")

@@ -72,8 +72,13 @@ def run_together(
             time.sleep(0.05)
         if stop:
             raise Interrupted("stopped: the same command goes on")
+    refuse(failed, len(commands))
+
+
+def refuse(failed: Sequence[str], runs: int) -> None:
+    """Say which of so many runs have failed, if there are any."""
     if failed:
-        raise TrainingError(f"{len(failed)} of {len(commands)} runs failed: {', '.join(failed)} (see above)")
+        raise TrainingError(f"{len(failed)} of {runs} runs failed: {', '.join(failed)} (see above)")
 
 
 def _start(name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Run:

@@ -9,7 +9,10 @@ LATER = 32  # steps that are counted together
 
 
 class Meter:
-    """Sums over what this process has seen of an epoch: loss, right predictions, finite losses."""
+    """Sums over what this process has seen of an epoch: loss, right predictions, finite losses.
+
+    Losses are added one by one, in order: their sum does not depend on when it is looked at.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         """Nothing counted yet."""
@@ -35,13 +38,11 @@ class Meter:
         losses, logits, labels = zip(*waiting, strict=True)
         loss = torch.stack(losses)
         sizes = torch.tensor([len(y) for y in labels], dtype=torch.float64).to(loss.device, non_blocking=True)
-        self.sums += torch.stack(
-            [
-                (loss * sizes).sum(),
-                (torch.cat(logits).max(1).indices == torch.cat(labels)).sum(),
-                loss.isfinite().sum(),
-            ]
-        )
+        total = self.sums[0]
+        for one in (loss * sizes).unbind():
+            total += one
+        right = (torch.cat(logits).max(1).indices == torch.cat(labels)).sum()
+        self.sums[1:] += torch.stack([right, loss.isfinite().sum()])
 
     @staticmethod
     def summed(loss: Tensor, logits: Tensor, y: Tensor) -> Tensor:

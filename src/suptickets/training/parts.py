@@ -51,6 +51,8 @@ class Parts:
         self.model = build.model(settings, data).to(device, self.dtype)
         if ":" in settings.model:
             build.check_fit(self.model, data, self.dtype)
+        if processes.world == 1 or device.type != "cuda":  # else batch norms see all samples
+            build.check_batches(settings, data, processes.world, self.model)
         if device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if processes.world > 1 and device.type == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -15,7 +16,7 @@ from torch import nn
 from suptickets.baselines import Ensemble, Members
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
-from suptickets.training.folder import RunFolder
+from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.panel import Panel, details
 from suptickets.training.saved import living
 from suptickets.training.settings import PREDICTION_ENSEMBLES
@@ -29,9 +30,11 @@ def finish(trainer: Trainer, folder: RunFolder) -> dict[str, Any]:
     singles = _singles(trainer)
     final = _final(trainer, singles)
     summary = _summary(trainer, folder, final, singles)
+    if not math.isfinite(summary["nll"]):
+        raise TrainingError("the NLL of the trained network is not finite: use a lower --lr")
     about = {"settings": trainer.settings.as_dict(), "parameters": summary["parameters"]}
-    own = {**about, **{key: summary[key] for key in ("nonzero", "tickets")}}
-    own["living"] = {layer["name"]: layer["nonzero"] for layer in summary["layers"]}
+    alive = _living(trainer, superposed=_superposes(trainer))
+    own = {**about, "nonzero": sum(alive.values()), "tickets": summary["tickets"], "living": alive}
     first = trainer.processes.first
     first(lambda: folder.save_ticket(final.state_dict(), own))
     single = {**about, "nonzero": trainer.network.nonzero, "living": _living(trainer)}
@@ -66,8 +69,8 @@ def _summary(
     tally, panel = trainer.tally(final), _panel(trainer, final, singles)
     together = s.booster in PREDICTION_ENSEMBLES and panel is not None
     result: Tally = panel.ensemble if together and panel is not None else tally
-    superposed = trainer.tickets is not None and s.booster != "free-tickets"
-    layers = _layers(trainer, superposed=superposed)
+    superposed = _superposes(trainer)
+    layers = _layers(trainer, _living(trainer, superposed=superposed and not together))
     nonzero = sum(layer["nonzero"] for layer in layers)
     names = ("data", "model", "method", "booster", "recipe", "seed", "epochs")
     return {
@@ -104,11 +107,8 @@ def _panel(trainer: Trainer, final: nn.Module, singles: list[nn.Module]) -> Pane
     return trainer.panel(final) if isinstance(final, Members) else None
 
 
-def _layers(trainer: Trainer, *, superposed: bool) -> list[dict[str, Any]]:
-    """Living connections of the final network, layer by layer."""
-    layers, alive = trainer.network.layers, _living(trainer)
-    if superposed and trainer.tickets is not None:
-        alive |= trainer.tickets.counts()
+def _layers(trainer: Trainer, alive: dict[str, int]) -> list[dict[str, Any]]:
+    """The layers, with their living connections."""
     return [
         {
             "name": name,
@@ -117,12 +117,19 @@ def _layers(trainer: Trainer, *, superposed: bool) -> list[dict[str, Any]]:
             "nonzero": alive[name],
             "sparsity": 1 - alive[name] / layer.size,
         }
-        for name, layer in layers.items()
+        for name, layer in trainer.network.layers.items()
     ]
 
 
-def _living(trainer: Trainer) -> dict[str, int]:
-    return {name: layer.nonzero for name, layer in trainer.network.layers.items()}
+def _superposes(trainer: Trainer) -> bool:
+    """Whether the final network is superposed; with `ensemble` it is saved beside the tickets."""
+    return trainer.tickets is not None and trainer.settings.booster != "free-tickets"
+
+
+def _living(trainer: Trainer, *, superposed: bool = False) -> dict[str, int]:
+    """Living connections of each layer: of each single ticket, or of the superposed one."""
+    alive = {name: layer.nonzero for name, layer in trainer.network.layers.items()}
+    return alive | (trainer.tickets.counts() if superposed and trainer.tickets is not None else {})
 
 
 def _train_ratio(trainer: Trainer) -> float:

@@ -19,13 +19,14 @@ from suptickets.data.base import ArrayData
 from suptickets.errors import SparsityError
 from suptickets.training import build
 from suptickets.training.fast import load_compiler
-from suptickets.training.folder import RunFolder
-from suptickets.training.jobs import run_together, shared_gpu
+from suptickets.training.folder import SCORES, RunFolder, TrainingError
+from suptickets.training.jobs import refuse, run_together, shared_gpu
 from suptickets.training.loggers import check_logger, open_logger
 from suptickets.training.loop import Trainer
-from suptickets.training.processes import Processes, connect
-from suptickets.training.progress import Progress
+from suptickets.training.processes import Processes, connect, is_main
+from suptickets.training.progress import Progress, print_plain
 from suptickets.training.settings import Settings
+from suptickets.training.stop import Interrupted
 
 AT_A_TIME = 3  # runs on one GPU: of VGG-16 an H200 then gets 1.4 times as much done
 
@@ -94,7 +95,8 @@ def train_seeds(
 ) -> dict[str, Any]:
     """Several seeds, each in a folder of its own; their summaries, means and deviations.
 
-    `jobs` of them run at a time, by default three on a GPU and one elsewhere.
+    `jobs` of them run at a time, by default three on a GPU and one elsewhere. One that fails does not stop
+    the others.
     """
     each = [replace(settings, seed=seed) for seed in range(settings.seed, settings.seed + seeds)]
     folders = [default_folder(s) if out is None else Path(out) / f"seed{s.seed}" for s in each]
@@ -106,8 +108,18 @@ def train_seeds(
     if min(jobs, seeds) > 1:
         _at_a_time(each, folders, jobs, force=force)
         force = False  # what has just been done is only read
-    runs = [train(s, folder, force=force) for s, folder in zip(each, folders, strict=True)]
-    scores = {key: [float(run[key]) for run in runs] for key in ("accuracy", "nll", "ece")}
+    runs, failed = list[dict[str, Any]](), list[str]()
+    for one, folder in zip(each, folders, strict=True):
+        try:
+            runs.append(train(one, folder, force=force))
+        except Interrupted:
+            raise
+        except TrainingError as error:
+            failed.append(f"seed {one.seed}")
+            if is_main():
+                print_plain(f"seed {one.seed}: {error}")
+    refuse(failed, seeds)
+    scores = {key: [float(run[key]) for run in runs] for key in SCORES}
     return {
         "runs": runs,
         "mean": {key: mean(values) for key, values in scores.items()},

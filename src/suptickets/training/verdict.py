@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 
 SUPERPOSING = ("sup-tickets", "swa")  # the boosters whose result is an average of weights
+ROUNDING = 1e-6  # relative: numbers that differ by less are the same
 _BASIN = "a restart rate that leaves the basin (--lr-high), too few steps before the cycles"
 # What is worse than what, and why: swa has no exploration to recover from.
 _WORDS = {
@@ -24,14 +25,18 @@ _WORDS = {
 def verdict(
     average: Mapping[str, float], tickets: Sequence[Mapping[str, float]], booster: str = "sup-tickets"
 ) -> str | None:
-    """A line if the average is worse than the mean of what it averages, in accuracy or in NLL."""
-    if not tickets or any(one[key] is None for one in (average, *tickets) for key in ("accuracy", "nll")):
+    """A line if the average is worse than the mean of what it averages, in accuracy or in NLL.
+
+    The average of one network is that network.
+    """
+    keys = ("accuracy", "nll")
+    if len(tickets) < 2 or any(one[key] is None for one in (average, *tickets) for key in keys):
         return None
-    accuracy, nll = (mean(ticket[key] for ticket in tickets) for key in ("accuracy", "nll"))
+    accuracy, nll = (mean(ticket[key] for ticket in tickets) for key in keys)
     worse = []
-    if average["accuracy"] < accuracy:
+    if average["accuracy"] < accuracy * (1 - ROUNDING):
         worse.append(f"accuracy {average['accuracy']:.2%} against {accuracy:.2%}")
-    if average["nll"] > nll:
+    if average["nll"] > nll * (1 + ROUNDING):
         worse.append(f"NLL {average['nll']:.4f} against {nll:.4f}")
     if not worse:
         return None
