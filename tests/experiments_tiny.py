@@ -25,6 +25,7 @@ CHANGES = {
     "device": "cpu",
     "workers": 0,
 }
+SAID = {name: value for name, value in CHANGES.items() if name != "workers"}  # which changes no result
 
 
 def network(classes, channels=3, size=32, width=1.0):

@@ -466,6 +466,25 @@ def test_a_refused_state_leaves_momentum_and_gradients():
             assert torch.equal(state["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"])
 
 
+def test_a_state_without_some_sparse_weights_leaves_them_if_it_may():
+    model = mlp()
+    optimizer = sgd(model)
+    st.sparsify(model, st.RigL(0.5, interval=3), optimizer, seed=0)
+    train_step(model, optimizer, batches((6,), 4)[0])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    momentum = {p: optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()}
+    part = {"0.bias": state["0.bias"] + 1, "2.weight": state["2.weight"] + 1}
+    part["2.weight_connections.positions"] = state["2.weight_connections.positions"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({"0.bias": state["0.bias"]})
+    model.load_state_dict(part, strict=False)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, part.get(name, state[name])), name
+    for name, parameter in model.named_parameters():  # only what was loaded starts anew
+        kept = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        assert kept is None if name == "2.weight" else torch.equal(kept, momentum[parameter])
+
+
 def test_positions_must_be_whole_numbers_and_a_method_whole():
     model = mlp()
     network = st.sparsify(model, st.DSR(0.5), sgd(model), seed=0)

@@ -5,7 +5,7 @@ import os
 import shlex
 
 import pytest
-from experiments_tiny import CHANGES, data
+from experiments_tiny import CHANGES, SAID, data
 from report_runs import make_run
 
 from suptickets.cli import main
@@ -65,7 +65,7 @@ def test_another_setting_is_a_trial_that_its_command_repeats(tmp_path, capsys):
     assert main([*usual, *others, "--set", "decay=cosine"]) == 0
     assert "A trial (forked at scale 0.01, batch_size 20, decay cosine" in capsys.readouterr().out
     (record,) = Store(out).read()
-    assert record["changes"] == {**CHANGES, "decay": "cosine"} and record["settings"]["decay"] == "cosine"
+    assert record["changes"] == {**SAID, "decay": "cosine"} and record["settings"]["decay"] == "cosine"
     program, *again = shlex.split(record["command"].replace("DATA", where))
     assert program == "suptickets" and main([*again, "--dry-run"]) == 0
     assert capsys.readouterr().out == "nothing is left to train\n"

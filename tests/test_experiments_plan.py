@@ -7,7 +7,7 @@ import pytest
 from experiments_tiny import run as reproduce_tiny
 
 from suptickets.errors import SparsityError
-from suptickets.experiments import EXPERIMENTS, select
+from suptickets.experiments import EXPERIMENTS, reproduction, select
 from suptickets.experiments.estimate import about_model, cost, tree
 from suptickets.experiments.plan import Mode, Reading, drops, plan, run_of, trunk_of, wanted
 from suptickets.experiments.reproduction import reproduce
@@ -228,3 +228,19 @@ def test_bad_input_is_refused_in_one_line(tmp_path, arguments, message):
         reproduce_tiny(**options)
     assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
     assert not (tmp_path / "r").exists()
+
+
+def test_a_change_after_which_all_runs_are_the_same_is_none():
+    """Compared run by run: a scale changes what a recipe says."""
+
+    def mode(scale, **changes):
+        return reproduction._mode(scale, False, changes, EXPERIMENTS["vgg16"].cells("method=rigl"))
+
+    assert mode(1.0, decay="constant", interval=1000) == Mode()
+    assert mode(1.0, decay="cosine", interval=1000) == Mode(changes=(("decay", "cosine"),))
+    assert mode(0.1, interval=1000) == Mode(0.1, changes=(("interval", 1000),))
+    assert mode(0.1, interval=100) == Mode(0.1)
+    several = mode(1.0, workers=4)
+    assert several == Mode() and not several.trial and several.unsaid == (("workers", 4),)
+    reading = Reading.of({"data": "cifar100"})
+    assert run_of(reading, 1, several).workers == 4 and "workers" not in str(several)

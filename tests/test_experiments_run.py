@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments_tiny import CHANGES, data, run
+from experiments_tiny import CHANGES, SAID, data, run
 from safetensors.torch import load_file
 
 from suptickets.errors import SparsityError
@@ -21,7 +21,7 @@ from suptickets.experiments.work import fork
 from suptickets.training.folder import RunFolder
 from suptickets.training.train import default_folder, train
 
-MODE = Mode(0.01, False, tuple(sorted(CHANGES.items())))
+MODE = Mode(0.01, False, tuple(sorted(SAID.items())))
 RESNET = {**CHANGES, "model": "experiments_tiny:narrow_resnet50"}
 RUNS = [
     (" ".join(name for name in EXPERIMENTS if name != "layer-sparsity"), "", 1, CHANGES),
@@ -317,7 +317,7 @@ def test_a_result_says_all_it_depends_on(tmp_path, where):
     first, second = Store(tmp_path / "r").read()
     assert (first["seed"], second["seed"]) == (1, 2) and first["settings"]["seed"] == 1
     assert first["cell"]["model"] == "vgg16" and first["settings"]["model"] == CHANGES["model"]
-    assert first["changes"] == CHANGES and first["scale"] == 0.01 and first["separate"] is False
+    assert first["changes"] == SAID and first["scale"] == 0.01 and first["separate"] is False
     assert {"python", "torch", "suptickets"} <= first["versions"].keys() and first["hardware"]
     assert first["seconds"] > 0 and first["revision"] == revision() and first["time"].endswith("+00:00")
     assert first["jobs"] == 1 and first["command"].startswith(

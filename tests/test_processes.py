@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from make_data import image_folder
 
+from suptickets.cli import main
 from suptickets.training import processes
+from suptickets.training.folder import RunFolder
 from suptickets.training.settings import resolve
 
 TESTS = Path(__file__).parent
@@ -34,7 +36,7 @@ def test_what_only_one_process_meets_is_said_once(tmp_path: Path) -> None:
     done = together("train", *FOLDER.split(), *OTHERS.split(), *place)
     said = [line for line in done.stderr.splitlines() if line.startswith("suptickets: ")]
     assert done.returncode == 1 and sum(broken.name in line for line in said) == 1
-    assert all(broken.name in line or "another process has ended" in line for line in said)
+    assert all(broken.name in line or "another process has ended, or" in line for line in said)
 
 
 def test_what_all_meet_is_said_once(tmp_path: Path) -> None:
@@ -61,3 +63,35 @@ def test_the_place_is_the_name_of_images_in_folders(tmp_path: Path, monkeypatch:
     assert not one.differences(same)
     one, other = (settings("cifar10", place) for place in (tmp_path / "a", tmp_path / "b"))
     assert one.identity() == other.identity() and not one.differences(other)
+
+
+def test_images_in_folders_may_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From whichever folder the command is given, and wherever they are now, if it is said."""
+    monkeypatch.syspath_prepend(TESTS)
+    options = [*FOLDER.split(), *OTHERS.split()]
+    for name in ("a", "b"):
+        image_folder(tmp_path / name / "images", train=4, val=2)
+    monkeypatch.chdir(tmp_path / "a")
+    run = ["--out", str(tmp_path / "run")]
+    assert main(["train", *options, "--data-dir", "images", *run]) == 0
+    monkeypatch.chdir(tmp_path / "b")
+    assert main(["train", *options, "--data-dir", "images", *run]) == 2  # others, of the same name
+    assert main(["train", *options, "--data-dir", str(tmp_path / "a" / "images"), *run]) == 0
+    (tmp_path / "a" / "images").rename(tmp_path / "moved")
+    assert main(["train", "--resume", str(tmp_path / "run"), "--data-dir", str(tmp_path / "moved")]) == 0
+    settings = RunFolder(tmp_path / "run").settings()
+    assert settings is not None and settings.data_dir == str(tmp_path / "moved")
+
+
+def test_a_damaged_summary_without_a_checkpoint_is_no_reason_to_train_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["train", "--model", "mlp", "--epochs", "1", "--booster", "none", "--out", str(tmp_path / "run")]
+    assert main(short) == 0
+    folder = RunFolder(tmp_path / "run")
+    ticket = folder.ticket.read_bytes()
+    folder.summary.write_text("{")
+    folder.checkpoint.unlink()
+    capsys.readouterr()
+    assert main(short) == 2 and "start over with --force" in capsys.readouterr().err
+    assert folder.ticket.read_bytes() == ticket

@@ -195,6 +195,21 @@ def test_a_look_at_gradients_does_not_disturb_accumulation() -> None:
         assert all(torch.equal(plain, other) for other in others)
 
 
+def test_gradients_that_are_replaced_by_zeros_start_anew() -> None:
+    def collected(zeros: bool) -> list[Tensor | None]:
+        model, _, network = sparse("rigl")
+        network.request_gradient()
+        for index in (0, 1) if zeros else (1,):
+            F.cross_entropy(model(batch(index)[0]), batch(index)[1]).backward()
+            if index == 0:
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+        return [weight.gradient for weight in network.weights.values()]
+
+    for one, other in zip(collected(True), collected(False), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": sgd,
     "fused SGD": lambda parameters: sgd(parameters, fused=True),

@@ -47,12 +47,12 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     finally:
         for hook in hooks:
             hook.remove()
+        for module, training in modes.items():
+            module.training = training
+        for layer, momentum, tracked in kept:
+            layer.momentum, layer.num_batches_tracked = momentum, tracked
     if size == 0:
         raise SparsityError("the loader gave no batch to recompute the batch-norm statistics with")
-    for module, training in modes.items():
-        module.training = training
-    for layer, momentum, tracked in kept:
-        layer.momentum, layer.num_batches_tracked = momentum, tracked
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

@@ -183,6 +183,8 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         folder = RunFolder(out)
         if folder.settings() is None:
             raise SparsityError(f"{out} holds no run to resume: it has no config.json")
+        if "data_dir" in given:
+            folder.move_data(given["data_dir"])
         config = folder.config
     settings = resolve(given, config)
     if arguments.seeds < 1:
@@ -344,7 +346,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except RuntimeError as error:
         if not deserted(error):
             raise
-        print_plain("suptickets: another process has ended: what it said is the reason")
+        print_plain(f"suptickets: another process has ended, or does not answer: {reason(error)}")
         return 1
     finally:
         disconnect()

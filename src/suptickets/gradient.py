@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from weakref import ref
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +25,7 @@ class DenseGradient:
         self._incoming: Tensor | None = None
         self._fresh = True
         self._anew: bool | None = None
+        self._last: Callable[[], Tensor | None] = lambda: None
         self._version = -1
         self._hooks = [
             self.canvas.register_post_accumulate_grad_hook(self._take),
@@ -38,13 +42,14 @@ class DenseGradient:
 
         Called by `torch.autograd.grad` too, which adds nothing: what counts is what `_note` finds.
         """
-        old = values.grad
-        self._fresh = old is None or (old._version != self._version and not bool(old.any()))
+        old, self._anew = values.grad, None
+        same = old is not None and old is self._last() and old._version == self._version
+        self._fresh = old is None or (not same and not bool(old.any()))
 
     def _note(self, values: Tensor) -> None:
         """A gradient that happens to be zero is told from one that was written to zeros by its version."""
         assert values.grad is not None
-        self._version = values.grad._version
+        self._last, self._version = ref(values.grad), values.grad._version
         self._anew = self._fresh
         self._add()
 

@@ -355,9 +355,12 @@ class SparseNetwork:
 
     def _after_load(self, *_: Any) -> None:
         """Optimizer state of other connections is started anew, unless it has just been loaded too."""
+        loaded = [weight for weight in self.weights.values() if weight.loaded]
+        for weight in loaded:
+            weight.loaded = False
         if self.state is None:
             return
-        for weight in self.weights.values():
+        for weight in loaded:
             if not self._loaded_optimizer or self.state.problem(weight) is not None:
                 self.state.optimizer.state.pop(weight.values, None)
             weight.values.grad = None

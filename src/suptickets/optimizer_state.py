@@ -167,7 +167,7 @@ def check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, Optimizer):
         kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
         raise SparsityError(f"expected a torch.optim.Optimizer, not {kind}")
-    if any(isinstance(part, Optimizer) for part in vars(optimizer).values()):
+    if any(isinstance(part, Optimizer) and part is not optimizer for part in vars(optimizer).values()):
         raise SparsityError(
             f"{type(optimizer).__name__} wraps another optimizer, whose state would not follow: give that one"
         )

@@ -76,8 +76,11 @@ def _problems(model: nn.Module, theirs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def weight_problems(model: nn.Module, state: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """What keeps a state dict, in which names begin with `prefix`, from being one of the sparse weights."""
+    """What is wrong with the sparse weights in a state dict in which names begin with `prefix`.
+
+    Weights that are not in it at all are torch's to tell, or to leave alone.
+    """
     for name, weight in sparse_weights(model):
-        key = prefix + name
-        problem = weight.problem(state.get(key), state.get(f"{key}{SUFFIX}.positions"))
+        given = state.get(prefix + name), state.get(f"{prefix}{name}{SUFFIX}.positions")
+        problem = weight.problem(*given) if any(part is not None for part in given) else None
         yield from [] if problem is None else [problem]

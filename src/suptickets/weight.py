@@ -55,6 +55,7 @@ class SparseWeight(nn.Module):
         self.collector: DenseGradient | Slot | None = None
         self.slot: Slot | None = None
         self.momentum: Tensor | None = None
+        self.loaded = False  # since the network has looked
         dtype = torch.int32 if self.size < 2**31 else torch.int64
         rows = torch.arange(self.size, device=dense.device)
         self.register_buffer("positions", self.addresses(rows).to(dtype))
@@ -304,8 +305,10 @@ class SparseModule(nn.Module):
         for name in self._sparse_names:
             key, weight = prefix + name, self._modules[name + SUFFIX]
             assert isinstance(weight, SparseWeight)
-            problem = weight.accept(state.get(key), state.get(f"{key}{SUFFIX}.positions"))
+            given = state.get(key), state.get(f"{key}{SUFFIX}.positions")
+            problem = weight.accept(*given) if any(part is not None for part in given) else None
             errors += [] if problem is None else [problem]
+            weight.loaded |= any(part is not None for part in given)
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
 

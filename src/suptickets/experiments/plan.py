@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -36,11 +36,13 @@ class Mode:
         scale: the length of the training, of the paper's; below 1 it is a trial.
         separate: every reading is a run of its own.
         changes: settings other than the paper's, for all runs: a trial too.
+        unsaid: settings that change no result, for all runs: such as `workers`.
     """
 
     scale: float = 1.0
     separate: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
+    unsaid: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -259,7 +261,7 @@ def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
         default = default_settings(run.data)
         kept = {name: getattr(default, name) for name in AVERAGING}
         run = replace(run, **kept, booster="sup-tickets")
-    return replace(run, seed=seed, keep_tickets=run.cyclic, **dict(mode.changes))
+    return replace(run, seed=seed, keep_tickets=run.cyclic, **dict(mode.changes + mode.unsaid))
 
 
 def trunk_of(run: Settings) -> Settings:

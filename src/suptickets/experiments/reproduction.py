@@ -23,7 +23,6 @@ from suptickets.experiments.plan import (
     Mode,
     Reading,
     Task,
-    default_settings,
     plan,
     readings,
     run_of,
@@ -41,7 +40,7 @@ from suptickets.training.build import check_model
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
 from suptickets.training.result import hardware
-from suptickets.training.settings import build, resolve
+from suptickets.training.settings import UNSAID, build, resolve
 
 
 def reproduce(
@@ -78,7 +77,7 @@ def reproduce(
     """
     names = list(dict.fromkeys(names))
     chosen = select([cell for name in names for cell in experiment(name).table], cells)
-    mode = _mode(scale, separate, changes or {}, {cell.data for cell in chosen})
+    mode = _mode(scale, separate, changes or {}, chosen)
     seeds = None if seeds is None else whole("--seeds", seeds)
     store, runner = Store(out), Runner(out, executor, jobs)
     records = store.read_aloud()
@@ -107,15 +106,22 @@ def reproduce(
     return {**about, "cells": found, "notes": [*notes(mode, chosen), *few], **told}
 
 
-def _mode(scale: float, separate: bool, changes: Mapping[str, Any], data: Iterable[str]) -> Mode:
-    """How cells are computed; a change to what the recipes say anyway is none."""
+def _mode(scale: float, separate: bool, changes: Mapping[str, Any], cells: Iterable[Cell]) -> Mode:
+    """How cells are computed; a change after which all runs are the same is none."""
+    usual = Mode(scale, separate)
     Mode(scale, separate, tuple(changes.items()))  # whether they can be changed, before what to
     changed = build({**resolve({}).as_dict(), **changes})
     if "model" in changes:
         check_model(changed.model)
-    usual = [default_settings(name) for name in data]
-    others = [n for n in sorted(changes) if any(getattr(changed, n) != getattr(u, n) for u in usual)]
-    return Mode(scale, separate, tuple((name, getattr(changed, name)) for name in others))
+    pairs = [(name, getattr(changed, name)) for name in sorted(changes)]
+    found = {reading for cell in cells for reading in readings(cell)}
+
+    def matters(pair: tuple[str, Any]) -> bool:
+        mode = Mode(scale, separate, (pair,))
+        return any(run_of(reading, 1, mode) != run_of(reading, 1, usual) for reading in found)
+
+    others = [pair for pair in pairs if pair[0] not in UNSAID and matters(pair)]
+    return Mode(scale, separate, tuple(others), tuple(pair for pair in pairs if pair[0] in UNSAID))
 
 
 def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out: str | Path) -> str:
@@ -123,7 +129,8 @@ def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out
     options = {"--cells": cells, "--seeds": seeds, "--scale": None if mode.scale == 1 else f"{mode.scale:g}"}
     given = [str(part) for pair in options.items() if pair[1] for part in pair]
     given += ["--separate"] * mode.separate
-    given += [word for name, value in mode.changes for word in ("--set", f"{name}={_written(value)}")]
+    for name, value in mode.changes + mode.unsaid:
+        given += ["--set", f"{name}={_written(value)}"]
     parts = ["suptickets", "reproduce", *names, *given, "--data-dir", "DATA", "--out", str(out)]
     return shlex.join(parts)
 

@@ -95,9 +95,19 @@ class RunFolder:
         try:
             summary = self.load_summary() or {}
         except SparsityError:
-            return None
+            summary = {}
         done = summary.keys() >= SHOWN and all(isinstance(summary.get(key), float | int) for key in SCORES)
+        if self.summary.exists() and not (done or self.checkpoint.exists()):
+            raise SparsityError(
+                f"{self.summary} is damaged, and there is no checkpoint to write it again from: start over "
+                "with --force"
+            )
         return {**summary, "run": str(self.path)} if done else None  # it may have been moved
+
+    def move_data(self, place: str) -> None:
+        """The data of this run are elsewhere now."""
+        settings = {**read_config(self.config), "data_dir": os.path.abspath(place)}
+        write(self.config, lambda path: path.write_text(to_json(settings, indent=2) + "\n"))
 
     def begin(self, settings: Settings, *, force: bool = False) -> None:
         """Make the folder this run's; with `force` forget what an earlier one left."""

@@ -49,8 +49,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "log": ("none", "tensorboard", "wandb"),
 }
 # Where things are and how they are kept, not what is done: no part of a run's identity.
-_UNSAID = ("workers", "checkpoint_every", "log")
-_PLACE = ("data_dir", *_UNSAID)
+UNSAID = ("workers", "checkpoint_every", "log")
+_PLACE = ("data_dir", *UNSAID)
 _BASE = ("epochs", "cycles", "lr")  # what a booster derives its own settings from
 _AT_LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "interval", "cycles", "members"), 1),
@@ -164,7 +164,7 @@ class Settings:
         default |= {key: _values(named)[key] for key in _BASE}
         default |= {"booster": "sup-tickets", "recipe": None}
         default |= {"recipe": "digits"} if _recipe_for(self.data) == "digits" else {}
-        unsaid = {*_UNSAID, *boosters.idle(self)}
+        unsaid = {*UNSAID, *boosters.idle(self)}
         shown = [key for key in given if key not in unsaid and not _alike(given[key], default[key])]
         words = [word for key in shown for word in _words(key, given[key])]
         return shlex.join(["suptickets", "train", *words])
@@ -223,6 +223,8 @@ def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Setti
     `config.json` says all.
     """
     settings = build(_values({**(read_config(config) if config else {}), **flags}))
+    if settings.data == "folder" and settings.data_dir is not None:  # the place is their name, from anywhere
+        settings = dataclasses.replace(settings, data_dir=os.path.abspath(settings.data_dir))
     for name, why in boosters.idle(settings).items():
         if name in flags:
             given, *_ = _words(name, getattr(settings, name))
