@@ -120,8 +120,14 @@ def test_local_processes_end_with_their_runner(start, tmp_path, number):
     if number == signal.SIGTERM:
         return  # what is left is the same
     again = start("local", 2, cells, SCALE="1")
-    wait_for(lambda: all(epochs(place / name) > step // STEPS for name, step in saved.items()))
-    assert all(epochs(place / name) < 226 for name in saved)  # they have not begun anew and run ahead
+    done, seen = {name: step // STEPS for name, step in saved.items()}, list[dict[str, int]]()
+
+    def ahead():
+        seen.append({name: epochs(place / name) for name in done})
+        return all(seen[-1][name] > done[name] for name in done)
+
+    wait_for(ahead)
+    assert all(now[name] >= done[name] for now in seen for name in done)  # none has begun anew
     again.send_signal(signal.SIGTERM)
     assert again.wait(20) == 1 and not left_behind(tmp_path)
 
