@@ -28,7 +28,7 @@ from suptickets.training.progress import Progress, print_plain
 from suptickets.training.settings import Settings
 from suptickets.training.stop import Interrupted
 
-AT_A_TIME = 3  # runs on one GPU: of VGG-16 an H200 then gets 1.4 times as much done
+AT_A_TIME = 3  # runs on one GPU: a small network does not fill it (`suptickets bench together`)
 
 
 def train(settings: Settings, out: str | Path | None = None, *, force: bool = False) -> dict[str, Any]:
