@@ -235,3 +235,27 @@ def test_a_pool_made_for_a_compiler_gives_the_values_and_gradients_of_torchs(sha
         assert torch.equal(ours, theirs)
         wanted, got = (torch.autograd.grad(y, x, gradient)[0] for y in (theirs, ours))
         assert torch.equal(got, wanted) and got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_pool_before_the_relu_changes_nothing(training: bool) -> None:
+    """The literature's order: activations, then the pool."""
+    torch.manual_seed(0)
+    model = build_model("vgg-small", 5, 3, 16).double().train(training)
+    x = torch.randn(6, 3, 16, 16, dtype=torch.float64)
+
+    def in_order(y: torch.Tensor) -> torch.Tensor:
+        layers = dict(model.features.named_children())
+        for i in (1, 2, 3):
+            for name in (*(f"{kind}{i}_{j}" for j in (1, 2) for kind in ("conv", "bn", "relu")), f"pool{i}"):
+                y = layers[name](y)
+        return y
+
+    found = []
+    for features in (model.features, in_order):
+        model.zero_grad()
+        logits = model.classifier(model.pool(features(x)).flatten(1))
+        logits.square().sum().backward()
+        found.append([logits, *(p.grad for p in model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

@@ -126,9 +126,10 @@ def _features(blocks: Sequence[Sequence[int]], inputs: int) -> nn.Sequential:
         for j, outputs in enumerate(block, 1):
             layers[f"conv{i}_{j}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
             layers[f"bn{i}_{j}"] = nn.BatchNorm2d(outputs)
+            if j == len(block):  # the same after the ReLU, of which a quarter is left to do
+                layers[f"pool{i}"] = nn.MaxPool2d(2)
             layers[f"relu{i}_{j}"] = nn.ReLU(inplace=True)
             inputs = outputs
-        layers[f"pool{i}"] = nn.MaxPool2d(2)
     return Features(layers)
 
 
