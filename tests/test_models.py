@@ -221,7 +221,7 @@ def test_channels_of_zeros_change_nothing(channels: int, monkeypatch: pytest.Mon
         logits.square().sum().backward()
         found.append([logits, *(weight.values.grad for weight in network.weights.values())])
     for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2, 2), (3, 5, 4, 8), (2, 7, 6, 2)])
@@ -230,7 +230,8 @@ def test_a_pool_made_for_a_compiler_gives_the_values_and_gradients_of_torchs(sha
         generator = torch.Generator().manual_seed(seed)
         x = torch.randint(-1, 2, shape, generator=generator).double()  # full of ties
         x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-        theirs, ours = nn.functional.max_pool2d(x, 2), MaxOfFour.apply(x)
+        theirs = nn.functional.max_pool2d(x, 2)
+        ours = MaxOfFour.apply(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         gradient = torch.randn(theirs.shape, generator=generator, dtype=torch.float64)
         assert torch.equal(ours, theirs)
         wanted, got = (torch.autograd.grad(y, x, gradient)[0] for y in (theirs, ours))

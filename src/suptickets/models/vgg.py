@@ -55,31 +55,29 @@ class Features(nn.Sequential):
             elif isinstance(layer, nn.Conv2d) and _cancels(layer, following):
                 x, bias = _convolved(layer, x), layer.bias
             elif isinstance(layer, nn.MaxPool2d) and _compiled(x) and _even(x):
-                x = MaxOfFour.apply(x)  # type: ignore[no-untyped-call]
+                x = MaxOfFour.apply(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
             else:
                 x = layer(x)
         return x
 
 
 class MaxOfFour(torch.autograd.Function):
-    """`F.max_pool2d(x, 2)` of images of even sides, whose gradient a compiler fuses into what comes next."""
+    """A max pool of images of even sides, channels last, which a compiler fuses into what is around it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """The greatest of each four."""
-        most, where = F.max_pool2d(x, 2, return_indices=True)
-        ctx.save_for_backward(where)
-        return most
+        """The greatest of each four, and which of them it is: the first, if several are."""
+        four = torch.stack([x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)])
+        ctx.save_for_backward(four.argmax(0).to(torch.int8))
+        return four.amax(0)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Each gradient to one of the four: rows and columns are split into pairs."""
-        height, width = gradient.shape[-2:]
-        (where,) = ctx.saved_tensors
-        where, gradient = (t.permute(0, 2, 3, 1)[:, :, None, :, None] for t in (where, gradient))
-        place = torch.arange(4 * height * width, device=where.device).view(height, 2, width, 2, 1)
-        spread = torch.where(where == place, gradient, 0)
-        return spread.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+        (which,) = ctx.saved_tensors
+        place = torch.arange(4, dtype=torch.int8, device=which.device).view(2, 1, 2, 1)
+        spread = torch.where(which[:, :, None, :, None] == place, gradient[:, :, None, :, None], 0)
+        return spread.flatten(3, 4).flatten(1, 2)
 
 
 def _even(x: Tensor) -> bool:
