@@ -209,8 +209,8 @@ def test_the_seed_decides_the_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 11])
-def test_channels_of_zeros_change_nothing(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compiled step adds for tensor cores: same logits, same gradients, of a sparse network too."""
+def test_a_convolution_as_a_product_changes_nothing(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiled step does for tensor cores: same logits, same gradients, of a sparse network too."""
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
