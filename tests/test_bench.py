@@ -336,11 +336,11 @@ def test_explore_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_explorations_add_to_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each 40th step explores: 0.1 ms a step is 4 ms an exploration, 391 / 1000 of them an epoch."""
+    """Each 20th step explores: 0.1 ms a step is 2 ms an exploration, 391 / 1000 of them an epoch."""
     given(monkeypatch, explore, {"rigl": [1.1, 1.1], "static": [1.0, 1.0]})
     row = explore.added("mlp", QUIET)
-    assert row["milliseconds"] == pytest.approx(4 * 391 / 1000)
-    assert row["steps"] == pytest.approx(4 * 391 / 1000)
+    assert row["milliseconds"] == pytest.approx(2 * 391 / 1000)
+    assert row["steps"] == pytest.approx(2 * 391 / 1000)
 
 
 def test_steps_with_and_without_explorations() -> None:

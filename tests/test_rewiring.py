@@ -71,8 +71,15 @@ def trained(
 ) -> dict[tuple[str, str], Tensor]:
     """All that belongs to connections after six steps: the fourth explores, `action` follows the fifth."""
     torch.manual_seed(3)
-    convs = [nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, padding=1), nn.Conv2d(12, 5, (1, 3))]
-    layers = [*convs, nn.Conv2d(5, 7, 1), nn.Flatten(), nn.Linear(7 * 6 * 4, 30), nn.Linear(30, 4)]
+    convs = [nn.Conv2d(n, m, 3, padding=1) for n, m in ((3, 8), (8, 12), (12, 12), (12, 12))]
+    layers = [
+        *convs,
+        nn.Conv2d(12, 5, (1, 3)),
+        nn.Conv2d(5, 7, 1),
+        nn.Flatten(),
+        nn.Linear(7 * 6 * 4, 30),
+        nn.Linear(30, 4),
+    ]
     model = nn.Sequential(*layers).double().to(memory_format=layout)  # type: ignore[call-overload]
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     network = st.sparsify(model, Sensitive(0.7, interval=4), optimizer, seed=1)
@@ -109,10 +116,24 @@ def test_together_as_alone(
 ) -> None:
     alone = trained(optimizer, layout, action)
     monkeypatch.setattr(rewiring, "ALONE", set())
-    together = trained(optimizer, layout, action)
-    assert alone.keys() == together.keys()
-    for key in alone:
-        torch.testing.assert_close(together[key], alone[key], rtol=0, atol=0, msg=str(key))
+    for scores in (rewiring.SCORES, 1):  # weights of one size compared at once, or not
+        monkeypatch.setattr(rewiring, "SCORES", scores)
+        together = trained(optimizer, layout, action)
+        assert alone.keys() == together.keys()
+        for key in alone:
+            torch.testing.assert_close(together[key], alone[key], rtol=0, atol=0, msg=str(key))
+
+
+def test_neighbours_of_one_size_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(*sizes) for sizes in ((6, 6), (6, 6), (4, 9), (6, 4), (6, 6))))
+    network = st.sparsify(model, st.Static(0.5), torch.optim.SGD(model.parameters(), lr=0.1))
+    changes = [Change(weight, 2, 5) for weight in network.weights.values()]
+    assert [*rewiring._Together(changes, network.state)._equals()] == [[0, 1, 2], [3], [4]]
+    changes[1] = Change(changes[1].weight, 2, 6)
+    assert [*rewiring._Together(changes, network.state)._equals()] == [[0], [1], [2], [3], [4]]
+    monkeypatch.setattr(rewiring, "SCORES", 72)
+    changes[1] = changes[0]
+    assert [*rewiring._Together(changes, network.state)._equals()] == [[0, 1], [2], [3], [4]]
 
 
 @pytest.mark.gpu

@@ -2,8 +2,8 @@
 
 An exploration is little arithmetic in many small pieces: on a GPU, starting them takes longer than they do.
 So weights that are alike go through it together: their connections side by side, each marked with its weight,
-sorted and moved in one go. What is left of single weights is their scores and who is grown by them. On a CPU
-nothing is gained by that, and each weight goes by itself.
+sorted and moved in one go. What is left of single weights is their scores, and who is grown by them, if their
+neighbours have another size. On a CPU nothing is gained by that, and each weight goes by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from suptickets.weight import SparseWeight
 
 ALONE = {"cpu"}  # devices on which each weight goes by itself
 POSITIONS = 2**31 - 1  # that go together at most: 32 bits number them
+SCORES = 2**24  # of positions to grow that are compared at once, of weights of one size
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,32 @@ class _Together:
         """The positions that live afterwards: of each weight those that are kept, and its best others."""
         if self.final == self.kept:
             return alive
-        parts = []
-        for weight, kept, final in zip(self.weights, alive.split(self.kept), self.final, strict=True):
-            parts.append(kept)
-            if final > len(kept):
-                scores = grow.score(weight, generator).scatter_(0, kept, -torch.inf)
-                parts.append(strongest(scores, final - len(kept)).to(kept))
-        return torch.cat(parts)
+        kept = alive.split(self.kept)
+        grown = [new for same in self._equals() for new in self._best_others(same, kept, grow, generator)]
+        return torch.cat([part for pair in zip(kept, grown, strict=True) for part in pair])
+
+    def _equals(self) -> Iterator[list[int]]:
+        """Numbers of weights that follow each other, have one size, and grow by as many."""
+        sizes = [weight.size for weight in self.weights]
+        counts = [final - kept for kept, final in zip(self.kept, self.final, strict=True)]
+        for _, same in groupby(range(len(sizes)), key=lambda number: (sizes[number], counts[number])):
+            numbers = list(same)
+            yield from few(numbers, [sizes[number] for number in numbers], SCORES)
+
+    def _best_others(
+        self, numbers: Sequence[int], kept: Sequence[Tensor], grow: Criterion, generator: torch.Generator
+    ) -> list[Tensor]:
+        """Of such weights, the best positions that are not kept."""
+        count = self.final[numbers[0]] - self.kept[numbers[0]]
+        if not count:
+            return [kept[number][:0] for number in numbers]
+        scores = [
+            grow.score(self.weights[number], generator).scatter_(0, kept[number], -torch.inf)
+            for number in numbers
+        ]
+        if len(scores) == 1:
+            return [strongest(scores[0], count).to(kept[0])]
+        return list(torch.stack(scores).topk(count, sorted=False).indices.to(kept[0]).unbind())
 
     def _rows(self, alive: Tensor) -> tuple[Tensor, Tensor]:
         """Row-major indices of the old and of the new positions; all of a weight's follow the ones before."""

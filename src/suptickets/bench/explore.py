@@ -17,7 +17,7 @@ from suptickets.weight import SparseWeight
 
 SORT, ADDED = "sort, dense tensors and masks", "all explorations of an epoch"
 CPU, GPU = {"vgg16": {"speedup": 3.0}}, {"vgg16": {"steps": 10.0}}
-STEPS, EVERY = 400, 40  # of one measurement of what explorations add, and between two of them
+STEPS, EVERY = 400, 20  # of one measurement of what explorations add, and between two of them
 CIFAR = 391  # steps of an epoch
 
 
