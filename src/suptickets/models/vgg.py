@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ class VGG(nn.Module):
     `features.conv3_2` is the second convolution of the third block, as in the literature. What the last
     pool leaves of a larger image than the model is made for is averaged.
     """
+
+    #: Asked of the compiler: a batch norm, which reads five tensors, is to be fused into the pool after it.
+    compiler: ClassVar[dict[str, int]] = {"realize_reads_threshold": 5}
 
     def __init__(self, blocks: Sequence[Sequence[int]], classes: int, channels: int, width: float) -> None:
         super().__init__()

@@ -26,10 +26,6 @@ from suptickets.training.meter import Meter
 from suptickets.training.parts import Parts
 
 KINDS = 6  # of runs that compiled code is kept for: the compiler gives up at 8
-COMPILER: Any = {
-    "combo_kernels": True,
-    "realize_reads_threshold": 8,  # a batch norm reads five tensors: fuse it into a pool, write nothing
-}
 WARM_UP = 2  # eager runs before a capture: they compile, and let cuDNN choose its algorithms
 
 
@@ -97,9 +93,9 @@ class FastStep:
         self.forward: Callable[[int], Tensor] = self._forward
         if compile:
             self._make_room()
-            self.forward = torch.compile(
-                self._forward, dynamic=False, options=COMPILER if self.cuda else None
-            )
+            own = getattr(parts.model, "compiler", {})
+            options: Any = {"combo_kernels": True, **own} if self.cuda else None
+            self.forward = torch.compile(self._forward, dynamic=False, options=options)
         if self.cuda:
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
