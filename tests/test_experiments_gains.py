@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from suptickets.experiments.gains import gain, gains_page, pairs
+from suptickets.experiments.gains import gain, gains_page, over_start, pairs
 from suptickets.experiments.plan import Mode, Reading
 from suptickets.report.chart import drawn
 from suptickets.report.html import html
@@ -106,3 +106,18 @@ def test_plots_say_what_is_better_and_leave_room() -> None:
 
 def test_without_a_pair_the_page_is_empty() -> None:
     assert not gains_page([record("none", 1, 0.7)], Mode()).sections
+
+
+def test_the_network_before_the_cycles_is_a_rival_too() -> None:
+    """A plain run may lose in its last epochs; the second table does not take that for a gain."""
+    records = [*both(1, 0.68, 0.72), *both(2, 0.70, 0.71)]
+    for one, start in zip(records[1::2], (0.70, 0.72), strict=True):
+        one["measures"]["start"] = {"accuracy": start, "nll": 2 - start, "ece": 0.9 - start}
+    found = pairs(records, Mode())
+    assert [pair.difference("accuracy") for pair in over_start(found)] == pytest.approx([0.02, -0.01])
+    assert [pair.difference("accuracy") for pair in found] == pytest.approx([0.04, 0.01])
+    tests = {table.name: table for table in gains_page(records, Mode()).tables()}
+    assert [row[2].text for row in tests["start"].rows] == ["1", "1", "1"]
+    assert [row[2].text for row in tests["tests"].rows] == ["2", "2", "2"]
+    del records[3]["measures"]["start"]["nll"]
+    assert len(over_start(pairs(records, Mode()))) == 1

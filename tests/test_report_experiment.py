@@ -91,6 +91,32 @@ def test_what_looks_equal_wins_together():
     assert best_among().of(cells, "ours").winners == {0, 1}
 
 
+def test_means_of_fewer_runs_do_not_compete_and_say_so():
+    one_run = replace(cell(0.99, 0.9, booster="swa"), ours=Ours(0.99, None, 1))
+    cells = [cell(0.93, 0.95, booster="none"), cell(0.94, 0.92, booster="sup-tickets"), one_run]
+    mark = best_among("booster")
+    assert not mark.of(cells, "ours").contenders
+    assert mark.of(cells, "paper").winners == {0}  # the paper does not tell how many
+    (grid, *_) = experiment_page("a", "b", cells, mark=mark).tables()
+    assert [row[1].text for row in grid.rows] == ["93.00 ± 1.00", "94.00 ± 1.00", "99.00 (1 run)"]
+    assert not any(row[1].strong for row in grid.rows)
+
+
+def test_tables_without_a_number_of_ours_are_folded_beside_others():
+    cells = [cell(0.9, 0.9, model="vgg16"), cell(None, 0.9, model="resnet50")]
+    grids = [table for table in experiment_page("a", "b", cells).tables() if table.name.startswith("grid")]
+    assert [table.folded for table in grids] == [False, True]
+    (alone, *_) = experiment_page("a", "b", cells[1:]).tables()
+    assert not alone.folded
+
+
+def test_boosters_are_counted_where_they_compete_with_others():
+    among = [cell(0.9, booster="sup-tickets", variation=name) for name in ("AV", "BU")]
+    plain = cell(0.8, booster="none", sparsity=0.5)  # with nobody to compete with
+    labels = {number.label for number in experiment_page("a", "b", [*among, plain]).numbers}
+    assert "Bold with a booster" not in labels
+
+
 def test_paper_and_ours_win_each_on_their_own():
     cells = [
         cell(0.93, 0.95, booster="none"),
@@ -132,7 +158,7 @@ def test_the_page_of_a_table(tmp_path):
     assert shown["Cells"].text == f"{len(done)} of 36"
     near = sum(abs(c.ours.mean - c.paper.mean) <= hypot(c.ours.sd, c.paper.deviation) for c in done)
     assert shown["Within one deviation"].text == f"{near} of {len(done)}"
-    assert shown["Bold with a booster"].note == "paper: 18 of 18"
+    assert shown["Bold with a booster"].note == "(paper: 18 of 18)"
     assert [section.title for section in page.sections][-1] == "How to run this again"
     text = html(page)
     assert text.count("<figure") == len(page.plots())
@@ -221,12 +247,15 @@ def test_text_says_what_the_reader_must_know():
 
 
 def test_how_to_run_an_experiment_again():
-    made = {"versions": {"torch": "2.13"}, "hardware": "CPU", "revision": "abc"}
-    page = experiment_page("a", "b", make_cells(), command="first\nsecond", results=[made, made])
-    again = page.sections[-1].blocks
-    assert [(block.title, list(block.lines)) for block in again] == [
-        ("Commands", ["first", "second"]),
-        ("Made with", ["torch 2.13; CPU; revision abc"]),
+    made = {"versions": {"torch": "2.13"}, "hardware": "CPU", "revision": "abc", "command": "first"}
+    page = experiment_page(
+        "a", "b", make_cells(), command="now", results=[made, {**made, "command": "second"}, made]
+    )
+    command, by = page.sections[-1].blocks
+    assert (command.title, list(command.lines)) == ("Command", ["now"])
+    assert by.folded and [[cell.text for cell in row] for row in by.rows] == [
+        ["first", "torch 2.13; CPU; revision abc", "2"],
+        ["second", "torch 2.13; CPU; revision abc", "1"],
     ]
 
 

@@ -14,7 +14,7 @@ from suptickets.experiments.store import Store
 from suptickets.report.chart import drawn, shortened
 
 RIGL = "data=cifar10,method=rigl,sparsity=0.9"
-SHARED = "cells have a result: those that the main tables share."
+SHARED = "cells have a result: those that the main tables share, where the runs are shown."
 
 
 def pages(where: Path, name: str, cells: str = "", mode: Mode | None = None):
@@ -56,6 +56,43 @@ def test_costs_have_a_key_and_are_left_out_where_they_tell_nothing(tmp_path):
     assert shown == ["CIA", "CAA", *(f"CIMA, β = 0.{n}" for n in (9, 8, 5, 2, 1))]
 
 
+def test_tickets_are_no_more_diverse_for_being_averaged_in_seven_ways(tmp_path):
+    make_store(tmp_path / "averaging", "averaging", cells="model=vgg16,sparsity=0.95", seeds=(1, 2))
+    cells = "data=cifar100,model=vgg16,method=rigl"
+    make_store(tmp_path / "ensemble", "ensemble", cells=cells, seeds=(1, 2))
+    for name, rows in (("averaging", 1), ("ensemble", 3)):
+        (plot,) = [p for p in pages(tmp_path / name, name).plots() if p.name.startswith("diversity-kl")]
+        with drawn(plot) as chart:
+            assert len(chart.axes.get_yticklabels()) == rows
+
+
+def test_the_command_computes_the_cells_that_are_shown(tmp_path):
+    cells = "data=cifar100,method=rigl,method=set,sparsity=0.95,sparsity=0.9"
+    make_store(tmp_path, "vgg16", cells=cells, seeds=(1, 2))
+    one = pages(tmp_path, "vgg16")
+    ((command,),) = [block.lines for block in one.sections[-1].blocks if hasattr(block, "lines")]
+    words = command.split()
+    assert words[:3] == ["suptickets", "reproduce", "vgg16"] and words[-2:] == ["--out", "again"]
+    assert words[words.index("--seeds") + 1] == "2"
+    again = EXPERIMENTS["vgg16"].cells(words[words.index("--cells") + 1])
+    assert set(again) == set(EXPERIMENTS["vgg16"].cells(cells))
+
+
+def test_tickets_are_drawn_where_they_are_collected(tmp_path):
+    (plot,) = pages(tmp_path, "schedule").plots()
+    with drawn(plot) as chart:
+        points = [line.get_xydata()[0] for line in chart.axes.get_lines() if len(line.get_xdata()) == 1]
+    assert sorted(x for x, _ in points) == [4, 8, 12, 16, 20, 24]  # FGE's in the middle of a cycle
+    assert all(rate == pytest.approx(0.001) for _, rate in points)
+
+
+def test_what_became_of_all_tickets_has_a_name(tmp_path):
+    make_store(tmp_path, "variance", cells="model=vgg16", seeds=(1,))
+    grid = next(table for table in pages(tmp_path, "variance").tables() if not table.folded)
+    names = [row[0].text for row in grid.rows]
+    assert "superposed" in names and "ticket 3" in names and all(names)
+
+
 # ---- what there is no run for ----
 
 
@@ -65,6 +102,7 @@ def test_results_of_other_experiments_alone_are_said_to_be_so(tmp_path, name):
     one = pages(tmp_path, name)
     done = one.numbers[0].text.split()[0]
     assert one.notes()[0].text == f"Only {done} of {len(EXPERIMENTS[name].table)} {SHARED}"
+    assert not {"Results", "Cost", "Diversity"} & {section.title for section in one.sections}
     own = {"cells": "data=cifar100,method=rigl,sparsity=0.95"} if name == "significance" else {}
     make_store(tmp_path, name, seeds=(1, 2, 3, 4), **own)
     assert SHARED not in str(pages(tmp_path, name).notes())

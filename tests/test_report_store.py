@@ -280,7 +280,10 @@ def test_markdown_has_what_a_reader_wants(book):
     row = next(n for n, line in enumerate(lines) if line.startswith("| RigL + Sup-tickets | "))
     assert re.search(r"\| \*\*\d\d\.\d\d\xa0±\xa00\.\d\d\*\* \|", lines[row])
     assert lines[row + 1].startswith("| paper | ") and "93.81\xa0±\xa00.11" in lines[row + 1]
-    assert f"```text\n{MADE['command']}\n```" in text
+    again = (
+        "suptickets reproduce vgg16 --cells method=rigl,sparsity=0.9 --seeds 3 --data-dir DATA --out again"
+    )
+    assert f"```text\n{again}\n```" in text and f"| {MADE['command']} | " in text
     assert "torch 2.13.0" in text and f"revision {MADE['revision']}" in text
     assert text.count("<details>") == text.count("</details>") > 1
     assert not re.search(r"\n\n\n", text)

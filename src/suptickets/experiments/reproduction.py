@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,7 @@ from suptickets.experiments.plan import (
     too_short,
     wanted,
 )
-from suptickets.experiments.provenance import TOLD, revision
+from suptickets.experiments.provenance import TOLD, command, revision
 from suptickets.experiments.results import notes, table
 from suptickets.experiments.runner import Runner
 from suptickets.experiments.store import Results, Store
@@ -122,21 +120,6 @@ def _mode(scale: float, separate: bool, changes: Mapping[str, Any], cells: Itera
 
     others = [pair for pair in pairs if pair[0] not in UNSAID and matters(pair)]
     return Mode(scale, separate, tuple(others), tuple(pair for pair in pairs if pair[0] in UNSAID))
-
-
-def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out: str | Path) -> str:
-    """What was run, to be copied: wherever the data are, and however many processes there were."""
-    options = {"--cells": cells, "--seeds": seeds, "--scale": None if mode.scale == 1 else f"{mode.scale:g}"}
-    given = [str(part) for pair in options.items() if pair[1] for part in pair]
-    given += ["--separate"] * mode.separate
-    for name, value in mode.changes + mode.unsaid:
-        given += ["--set", f"{name}={_written(value)}"]
-    parts = ["suptickets", "reproduce", *names, *given, "--data-dir", "DATA", "--out", str(out)]
-    return shlex.join(parts)
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _tasks(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode) -> list[Task]:

@@ -9,10 +9,10 @@ from statistics import mean, pstdev, stdev
 from typing import Any
 
 from suptickets.errors import SparsityError, choice
-from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, experiment
+from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment
 from suptickets.experiments.errata import ERRATA, erratum
 from suptickets.experiments.estimate import about_model, layers_of
-from suptickets.experiments.gains import GAINS, gains_page, pairs
+from suptickets.experiments.gains import GAINS, NAMED, gains_page, pairs
 from suptickets.experiments.plan import (
     TOGETHER,
     Mode,
@@ -24,6 +24,7 @@ from suptickets.experiments.plan import (
     together_key,
     trunk_of,
 )
+from suptickets.experiments.provenance import command
 from suptickets.experiments.store import Results, Store, mode_of, only_mode
 from suptickets.measure.significance import kolmogorov_smirnov
 from suptickets.report import (
@@ -39,7 +40,7 @@ from suptickets.report import (
     write_book,
     write_page,
 )
-from suptickets.report.cells import NOBODY
+from suptickets.report.cells import NOBODY, SUPERPOSED
 from suptickets.report.document import Note, Page
 from suptickets.report.figures import schedule
 from suptickets.report.runs import setting_name
@@ -61,7 +62,7 @@ FORKED = (
 DRAWN = "Nothing is trained for this: suptickets report STORE --experiment NAME makes its page."
 SEPARATE = "Separate: every cell has runs of its own, as in the paper."
 LEAST = 4  # seeds a side, below which a p-value says nothing
-FEW = f"A p-value needs {LEAST} seeds a side: from two against two the test gives none below 1/3."
+FEW = f"A p-value needs {LEAST} seeds a side: from three against three the test gives none below 0.1."
 MAIN = ("vgg16", "resnet50", "wrn28-10", "imagenet")  # whose runs other experiments share
 
 
@@ -157,16 +158,16 @@ def page(
     few = [Note(FEW)] if known != cells else []
     used = _used([cell for cell, _ in cells], records, mode)
     folder = None if store is None else Path(store) / "runs" / ("separate" if mode.separate else "forked")
-    commands = dict.fromkeys(str(one.get("command") or _command(name, mode, where)) for one in used)
+    shared = _shared_only(name, known)
     return experiment_page(
         own.title,
         f"{own.place} of the paper",
-        [_shown(cell, found, mode) for cell, found in known],
-        runs=stored_runs(used, folder),
+        [_shown(cell, found, mode, own) for cell, found in known],
+        runs=[] if shared else stored_runs(used, folder),
         figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
-        notes=[*_shared_only(name, known), *_page_notes(mode, own.table), *few],
-        command="\n".join(commands) or _command(name, mode, where),
+        notes=[*shared, *_page_notes(mode, own.table), *few],
+        command=_command(name, mode, where, known),
         results=used,
         seconds=spent(used),
     )
@@ -189,7 +190,8 @@ def _shared_only(name: str, cells: Sequence[tuple[Cell, Ours | None]]) -> list[N
         return []
     if all(shared(cell, seeds_of(cell)) for cell, _ in cells):
         return []
-    return [Note(f"Only {len(found)} of {len(cells)} cells have a result: those that the main tables share.")]
+    some = f"Only {len(found)} of {len(cells)} cells have a result"
+    return [Note(f"{some}: those that the main tables share, where the runs are shown.")]
 
 
 def _used(cells: Iterable[Cell], records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Mapping[str, Any]]:
@@ -281,7 +283,7 @@ def write_pages(
 def _page(name: str, records: Sequence[Mapping[str, Any]], mode: Mode, store: str | Path) -> Page:
     if name != GAINS:
         return page(name, records, mode, store=store)
-    return gains_page(records, mode, _made(mode))
+    return gains_page(records, mode, _made(mode), store)
 
 
 def _write_markdown(pages: Mapping[str, Page], out: Path) -> list[Path]:
@@ -321,6 +323,7 @@ def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]
     results = Results(records, mode)
     trained = {name: [c for c in own.table if c.of != "model"] for name, own in EXPERIMENTS.items()}
     found = [name for name, cells in trained.items() if any(ours(cell, results) for cell in cells)]
+    found.sort(key=lambda name: name not in MAIN)
     return [*([GAINS] if pairs(records, mode) else []), *found]
 
 
@@ -353,18 +356,29 @@ def _made(mode: Mode) -> list[str]:
     return [*made, *([trial] if mode.trial else []), *([other] if model else [])]
 
 
-def _command(name: str, mode: Mode, where: str) -> str:
-    """For results that do not tell."""
+def _command(name: str, mode: Mode, where: str, cells: Sequence[tuple[Cell, Ours | None]]) -> str:
+    """What computes the cells that have a result anew."""
     if not trains(experiment(name).table):
         return f"suptickets report STORE --experiment {name}"
-    parts = ["suptickets reproduce", name, f"--cells {where}" if where else ""]
-    parts += [f"--scale {mode.scale:g}" if mode.scale != 1 else "", "--separate" if mode.separate else ""]
-    return " ".join(filter(None, parts))
+    done = [(cell, found) for cell, found in cells if found is not None and readings(cell)]
+    seeds = max((found.runs for _, found in done), default=None)
+    return command(
+        [name], where or _filter([c for c, _ in done], [c for c, _ in cells]), seeds, mode, "again"
+    )
 
 
-def _shown(cell: Cell, found: Ours | None, mode: Mode) -> CellResult:
+def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
+    """What leaves these of all."""
+    kept = {name: {getattr(cell, name) for cell in done} for name in NAMED}
+    some = [name for name in NAMED if {getattr(cell, name) for cell in cells} != kept[name]]
+    return ",".join(f"{name}={value}" for name in some for value in sorted(kept[name], reverse=True))
+
+
+def _shown(cell: Cell, found: Ours | None, mode: Mode, own: Experiment) -> CellResult:
     """As the report takes it: what the experiment varies in words."""
     what = {key: value for key, value in cell.as_dict().items() if key not in UNSHOWN}
+    if cell.ticket is None and any(other.ticket for other in own.table):
+        what["ticket"] = SUPERPOSED
     variation = ", ".join(setting_name(key, value) for key, value in cell.variation)
     paper = None if cell.paper is None else Paper(cell.paper.mean, cell.paper.deviation)
     return CellResult(

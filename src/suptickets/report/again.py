@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from suptickets.report.document import Block, Cell, Listing, Number, Numbers, Section, Table
-from suptickets.report.measures import duration, number, plain
+from suptickets.report.measures import NOTHING, duration, number, plain
 from suptickets.report.runs import INCIDENTAL, Run, grouped, varying
 
 
 def again(runs: Sequence[Run], command: str = "", results: Sequence[Mapping[str, Any]] = ()) -> Section:
-    """The commands that are given, a line each, or that of each run; `results` tell what they ran on."""
-    commands = [*map(plain, command.splitlines())] or [*dict.fromkeys(_command(run) for run in runs)]
-    made = results or [run.summary for run in runs]
-    machines = [line for line in dict.fromkeys(map(_machine, made)) if line]
+    """The command that is given, or that of each run; `results` of a store tell by which they were made."""
+    commands = [plain(command)] if command else [*dict.fromkeys(_command(run) for run in runs)]
+    machines = [line for line in dict.fromkeys(_machine(run.summary) for run in runs) if line]
     listings = [
         Listing("Command" if len(commands) == 1 else "Commands", [*commands]),
-        Listing("Made with", machines),
+        Listing("Made with", [] if results else machines),
     ]
     blocks: list[Block] = [listing for listing in listings if listing.lines]
+    blocks += [_made(results)] if results else []
     return Section("How to run this again", [*blocks, *(_settings(runs) if runs else [])])
+
+
+def _made(results: Sequence[Mapping[str, Any]]) -> Table:
+    """The commands of all results, and what they ran on."""
+    counts = Counter((plain(one.get("command") or NOTHING), _machine(one)) for one in results)
+    rows = [[Cell(c), Cell(made or NOTHING), Cell(str(n), float(n))] for (c, made), n in counts.items()]
+    return Table("made", "Made by", ["Command", "With", "Results"], rows, folded=True)
 
 
 def _command(run: Run) -> str:

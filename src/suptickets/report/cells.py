@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from suptickets.report.measures import Measure, measure, plain
 from suptickets.report.runs import method_name, sparsity_name
 
+SUPERPOSED = "superposed"  # as a ticket's number: what became of all tickets
 Setting: TypeAlias = str | int | float | bool | None
 
 
@@ -97,7 +98,9 @@ class CellResult:
         placed = {"data", "sparsity", "model", "method", "booster"}
         method = method_name(self.settings) if "method" in self.settings else ""
         others = (
-            f"{key.replace('_', ' ')} {value}" for key, value in self.settings.items() if key not in placed
+            value if value == SUPERPOSED else f"{key.replace('_', ' ')} {value}"
+            for key, value in self.settings.items()
+            if key not in placed
         )
         return method, plain(", ".join(others)), plain(self.variation)
 
@@ -131,7 +134,10 @@ class Mark:
 
 
 def best_among(*rivals: str) -> Mark:
-    """The best of the cells that differ in the variation and these settings alone; ties win together."""
+    """The best of the cells that differ in the variation and these settings alone; ties win together.
+
+    Ours compete where they are means of as many seeds.
+    """
 
     def marks(cells: Sequence[CellResult], side: str) -> Marks:
         groups: dict[object, list[int]] = {}
@@ -139,12 +145,12 @@ def best_among(*rivals: str) -> Mark:
             if cell.mean(side) is not None and cell.kind.better:
                 kept = {key: value for key, value in cell.settings.items() if key not in rivals}
                 groups.setdefault((cell.measure, *sorted(map(str, kept.items()))), []).append(place)
-        contested = [group for group in groups.values() if len(group) > 1]
+        contested = [group for group in groups.values() if len(group) > 1 and _fair(cells, group, side)]
         contenders = {place for group in contested for place in group}
         return Marks(contenders, {place for group in contested for place in _best(cells, group, side)})
 
     what = " and ".join([*rivals, "variation"])
-    return Mark(marks, f"Bold: the best of those that differ in {what} alone.")
+    return Mark(marks, f"Bold: the best of those that differ in {what} alone, if they have as many runs.")
 
 
 def better_than(**baseline: Setting) -> Mark:
@@ -167,6 +173,11 @@ def better_than(**baseline: Setting) -> Mark:
 
     what = ", ".join(plain(value) for value in baseline.values())
     return Mark(marks, f"Bold: at least as good as {what}.")
+
+
+def _fair(cells: Sequence[CellResult], places: Sequence[int], side: str) -> bool:
+    found = (cells[place].ours for place in places)
+    return side == "paper" or len({one.runs for one in found if one}) == 1
 
 
 NOBODY = Mark(lambda cells, side: Marks(set(), set()), "")

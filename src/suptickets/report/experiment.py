@@ -11,7 +11,7 @@ from suptickets.report.colours import MUTED, SERIES, SHADE
 from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Plot, Section, Table
 from suptickets.report.measures import NO_BREAK, NOTHING, Measure, file_names, plain
 from suptickets.report.panels import panel_sections
-from suptickets.report.runs import Run, sparsity_name
+from suptickets.report.runs import Run, runs_name, sparsity_name
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Rows: TypeAlias = dict[tuple[str, ...], dict[tuple[str, ...], Cell]]  # by row and column
 LEGEND = "Ours first; beneath, the paper's"
 SIGMA = ", and the difference in units of σ, the joint deviation"
-DIFFERENCE = "Ours less the paper's, in units of the joint deviation: within the shade the two agree."
+DIFFERENCE = "Ours less the paper's, in units of the joint deviation; the shade is one of these."
 DEVIATIONS = Measure("Difference / σ", 1)
 
 
@@ -47,7 +47,7 @@ def experiment_page(
         figure: draws it in the paper's own form (`figures.FIGURES` has them by the experiment's name).
         mark: which numbers are bold; by default the best of those that differ in booster and variation alone.
         notes: what the reader must know: a trial's scale, forks or separate runs, errata of the paper.
-        command: what computes all this again, a line each; by default the commands of the runs.
+        command: what computes all this again; by default the commands of the runs.
         results: of a store, which ours came from: their versions, hardware and revision are told.
         seconds: what all runs took, added up.
     """
@@ -55,13 +55,17 @@ def experiment_page(
     blocks: list[Block] = [Note(note) if isinstance(note, str) else note for note in notes]
     blocks += [*(figure(cells) if figure else []), *_grids(cells, chosen), _list(cells, chosen)]
     sections = [
-        Section("Paper and ours", blocks, f"{chosen.text} {_legend(cells)}"),
+        Section(_title(cells), blocks, f"{chosen.text} {_legend(cells)}"),
         Section("Difference", _differences(cells), DIFFERENCE),
         *(panel_sections(runs) if runs else []),
         again(runs, command, results),
     ]
     numbers = (*_headline(cells, chosen), *time_spent(seconds, results))
     return Page(title, reference, numbers, [part for part in sections if part.blocks])
+
+
+def _title(cells: Sequence[CellResult]) -> str:
+    return "Paper and ours" if any(cell.paper for cell in cells) else "Ours, in the paper's form"
 
 
 def _legend(cells: Sequence[CellResult]) -> str:
@@ -92,16 +96,16 @@ def _headline(cells: Sequence[CellResult], mark: Mark) -> Numbers:
         numbers.append(Number("Largest difference", f"{max(known):.1f}", "joint deviations"))
     ours, paper = (_boosted(cells, mark, side) for side in ("ours", "paper"))
     if ours:
-        numbers.append(Number("Bold with a booster", ours, f"paper: {paper}" if paper else ""))
+        numbers.append(Number("Bold with a booster", ours, f"(paper: {paper})" if paper else ""))
     return tuple(numbers)
 
 
 def _boosted(cells: Sequence[CellResult], mark: Mark, side: str) -> str:
-    """How many of the cells with a booster win, where there are others too."""
+    """How many of the cells with a booster win, where they compete with others."""
     marks = mark.of(cells, side)
     boosted = {n for n, cell in enumerate(cells) if cell.settings.get("booster") not in (None, "none")}
     contenders = boosted & marks.contenders
-    compared = contenders and len(boosted) < len(cells)
+    compared = contenders and marks.contenders - boosted
     return f"{len(contenders & marks.winners)} of {len(contenders)}" if compared else ""
 
 
@@ -109,17 +113,25 @@ def _boosted(cells: Sequence[CellResult], mark: Mark, side: str) -> str:
 
 
 def _grids(cells: Sequence[CellResult], mark: Mark) -> list[Table]:
-    """As in the paper: a table for each model that has numbers, with data and sparsity as columns."""
+    """As in the paper: a table for each model that has numbers, with data and sparsity as columns.
+
+    One without a number of ours is folded, beside others.
+    """
     bold = {side: mark.of(cells, side).winners for side in ("ours", "paper")}
     models, level = dict[Setting, Rows](), not _one_level(cells)
     known = {cell.settings.get("model") for cell in cells if cell.ours or cell.paper}
+    done = {cell.settings.get("model") for cell in cells if cell.ours}
+    most = max((cell.ours.runs for cell in cells if cell.ours), default=0)
     for n, cell in enumerate(cells):
         if cell.settings.get("model") not in known:
             continue
         name = cell.row() if level else (*cell.row(), sparsity_name(cell.settings))
         row = models.setdefault(cell.settings.get("model"), {}).setdefault(name, {})
-        row[cell.column(level=level)] = _grid_cell(cell, n in bold["ours"], n in bold["paper"])
-    return [_grid(n, model, rows) for n, (model, rows) in enumerate(models.items())]
+        row[cell.column(level=level)] = _grid_cell(cell, most, n in bold["ours"], n in bold["paper"])
+    return [
+        _grid(n, model, rows, folded=bool(done) and model not in done)
+        for n, (model, rows) in enumerate(models.items())
+    ]
 
 
 def _one_level(cells: Sequence[CellResult]) -> bool:
@@ -130,7 +142,7 @@ def _one_level(cells: Sequence[CellResult]) -> bool:
     return all(len(levels) == 1 for levels in rows.values()) and len(set.union(*rows.values())) > 1
 
 
-def _grid(n: int, model: Setting, rows: Rows) -> Table:
+def _grid(n: int, model: Setting, rows: Rows, *, folded: bool) -> Table:
     found = dict.fromkeys(column for row in rows.values() for column in row)
     columns = sorted(found, key=lambda column: not column[1])  # a dense network stands beside the sparsities
     (names, shared), (header, common) = telling([*rows]), telling(columns)
@@ -139,12 +151,14 @@ def _grid(n: int, model: Setting, rows: Rows) -> Table:
         [Cell(name), *(row.get(column, Cell(NOTHING)) for column in columns)]
         for name, row in zip(names, rows.values(), strict=True)
     ]
-    return Table(f"grid-{n}", title, ["Setting", *header], body, notes="paper")
+    return Table(f"grid-{n}", title, ["Setting", *header], body, folded=folded, notes="paper")
 
 
-def _grid_cell(cell: CellResult, best: bool, best_of_paper: bool) -> Cell:
+def _grid_cell(cell: CellResult, most: int, best: bool, best_of_paper: bool) -> Cell:
+    """With the number of runs, where others have more."""
     value = cell.mean("ours") if cell.ours else cell.mean("paper")
-    return Cell(_ours(cell), value, best, _paper(cell), best_of_paper)
+    fewer = f" ({runs_name(cell.ours.runs)})" if cell.ours and 0 < cell.ours.runs < most else ""
+    return Cell(_ours(cell) + fewer, value, best, _paper(cell), best_of_paper)
 
 
 def _ours(cell: CellResult) -> str:

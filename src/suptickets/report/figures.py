@@ -10,8 +10,8 @@ from suptickets.report.cells import CellResult
 from suptickets.report.colours import INK, SERIES, series
 from suptickets.report.document import Plot
 from suptickets.report.measures import file_names, number, plain
-from suptickets.report.runs import method_name, sparsity_name
-from suptickets.schedules import cycles
+from suptickets.report.runs import SCHEDULES, method_name, setting_name, sparsity_name
+from suptickets.schedules import CYCLES, cycles
 from suptickets.training.settings import resolve
 
 if TYPE_CHECKING:
@@ -46,16 +46,18 @@ def schedule(cells: Sequence[CellResult]) -> list[Plot]:
     recipe = resolve({"data": "cifar100"})
     steps = 50  # drawn of an epoch
     length = round(recipe.cycle_epochs * steps)
+    shapes = {setting_name("schedule", shape): shape for shape in SCHEDULES}
 
     def draw(chart: Chart) -> None:
         chart.axis_names("Learning rate", "epochs in the cycles")
         x = [n / steps for n in range(1, recipe.cycles * length + 1)]
         for place, cell in enumerate(cells):
-            shape = cell.variation.split()[-1]
+            shape = shapes[cell.variation]
             rate = cycles(shape, length, recipe.lr_low, recipe.lr_high)
-            chart.line(x, [rate(n) for n in range(1, len(x) + 1)], series(place), name=shape)
-            for end in range(length, len(x) + 1, length):
-                chart.points([(end / steps, rate(end), f"{shape}: a ticket\n{rate(end):g}")], SERIES[2])
+            chart.line(x, [rate(n) for n in range(1, len(x) + 1)], series(place), name=cell.variation)
+            for n in range(CYCLES[shape].collected_at(length), len(x) + 1, length):
+                tip = f"{cell.variation}: a ticket\n{rate(n):g}"
+                chart.points([(n / steps, rate(n), tip)], SERIES[2])
 
     return [Plot("schedule", "Learning rate", draw, "Green: where a ticket is collected.")]
 

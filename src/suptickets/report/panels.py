@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,12 +11,14 @@ from suptickets.report.document import Block, Plot, Section
 from suptickets.report.layers import end_plots, moving_plots
 from suptickets.report.measures import file_names, plain
 from suptickets.report.run_page import cycles_text
-from suptickets.report.runs import Group, Run, grouped, sparsity_name
+from suptickets.report.runs import INCIDENTAL, Group, Run, grouped, sparsity_name
 from suptickets.report.scores import cost_plots, diversity_plots, reliability_plots, setting_plots
 from suptickets.report.stored import trained
 from suptickets.report.tables import result_tables
 
 CURVES = ("learning-rate", "accuracy", "train-accuracy", "test-accuracy")  # of all that there are
+COMBINING = ("booster", "rule", "beta", "batch_norm")  # how tickets are combined
+OF_TICKETS = ("sup-tickets", "ensemble")  # boosters of the same tickets
 ONE_SEED = "Curves and layers over time are those of one seed; all else is the mean over the seeds."
 BY_SETTING = "Every setting of the experiment, the mean over its seeds."
 DIVERSITY = "How much what a run combines differs in its predictions."
@@ -27,7 +30,7 @@ def panel_sections(runs: Sequence[Run]) -> list[Section]:
     sections = [
         Section("Results", [*_each(panels, setting_plots), *tables], BY_SETTING),
         Section("Cost", _each(panels, cost_plots)),
-        Section("Diversity", _each(panels, diversity_plots), DIVERSITY),
+        Section("Diversity", _each(_panels(_one_reading(runs), _where), diversity_plots), DIVERSITY),
         *_runs(_panels(runs, lambda run: f"{_where(run)} · {_level(run)}")),
     ]
     return [section for section in sections if section.blocks]
@@ -38,6 +41,18 @@ def _panels(runs: Sequence[Run], name: Callable[[Run], str]) -> dict[str, list[R
     for run in runs:
         found.setdefault(name(run), []).append(run)
     return found
+
+
+def _one_reading(runs: Sequence[Run]) -> list[Run]:
+    """Of runs that combine the same tickets in several ways, those of one: tickets differ as much in all."""
+    kept, first = list[Run](), dict[str, list[object]]()
+    for run in runs:
+        how = [run.config.get(key) for key in COMBINING]
+        tickets = {key: value for key, value in run.config.items() if key not in (*COMBINING, *INCIDENTAL)}
+        tickets["booster"] = "" if run.config.get("booster") in OF_TICKETS else run.config.get("booster")
+        if first.setdefault(json.dumps(tickets, sort_keys=True), how) == how:
+            kept.append(run)
+    return kept
 
 
 def _where(run: Run) -> str:

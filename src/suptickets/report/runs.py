@@ -31,6 +31,7 @@ BOOSTED = {
     "dense-ensemble": " ensemble",
 }
 # What the paper calls settings of the cycles. Where one of them is needed in a name, so are the others.
+SCHEDULES = {"fge": "FGE's", "swa": "SWA's", "triangle": "Sup-tickets'"}
 CYCLES = {"cycle_epochs": "C = {}", "cycles": "{} tickets", "epochs": "{} epochs"}
 REPORTS = {".html", ".md", ".tex", ".png", ".svg"}  # what `report` writes, beside runs or among them
 
@@ -284,12 +285,18 @@ def parts_name(groups: Iterable[Group]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
+def runs_name(count: int) -> str:
+    """As 1 run, 3 runs."""
+    return "1 run" if count == 1 else f"{count} runs"
+
+
 def setting_name(key: str, value: object) -> str:
     """As the paper calls it; else the setting and its value."""
     text = " ".join(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
     text = f"{value:.12g}" if isinstance(value, float) else text
     shown = {"rule": text.upper(), "beta": f"β = {text}"}
     shown["batch_norm"] = {"average": "AV", "recompute": "BU"}.get(text, text)
+    shown["schedule"] = f"{SCHEDULES.get(text, text)} cycles"
     shown |= {name: words.format(text) for name, words in CYCLES.items()}
     if text == "1" and key in CYCLES:
         return shown[key].removesuffix("s")

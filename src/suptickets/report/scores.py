@@ -21,7 +21,7 @@ from suptickets.report.looks import (
     looks,
 )
 from suptickets.report.measures import MEASURES, Measure, plain, reading
-from suptickets.report.runs import Bin, Group, Run, method_name, parts_name, reliability
+from suptickets.report.runs import Bin, Group, Run, method_name, parts_name, reliability, runs_name
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -125,12 +125,8 @@ def _setting(chart: Chart, measure: Measure, key: str, y: int, one: Group, colou
             chart.points([(value, y, f"{one.label}: {name}\n{measure.show(value)}")], colour, **options)
     if final is not None:
         chart.spread(final, y, deviation, colour)
-        tip = f"{one.label}\n{measure.show(final, deviation)}, {_runs(one)}"
+        tip = f"{one.label}\n{measure.show(final, deviation)}, {runs_name(len(one.runs))}"
         chart.points([(final, y, tip)], colour, marker="D", size=8)
-
-
-def _runs(one: Group) -> str:
-    return "1 run" if len(one.runs) == 1 else f"{len(one.runs)} runs"
 
 
 def cost_plots(groups: Sequence[Group]) -> list[Plot]:
@@ -168,7 +164,8 @@ def _cost(groups: Sequence[Group], key: str, what: str) -> Plot:
                 tip = f"{one.label}\n{accuracy.show(y, one.deviation('accuracy'))} at {x:.3f}"
                 marker = "o" if one.config.get("booster") == "none" else "D"
                 chart.points([(x, y, tip)], look.colour, marker=marker)
-                chart.names += [(y, one.label, look.colour)] if _named(groups, look) else []
+                name = look.family if len(families) == len(groups) else one.label
+                chart.names += [(y, name, look.colour)] if _named(groups, look) else []
         chart.axes.set_xlim(left=0)
         if len(groups) > len(SERIES):
             chart.key(list(names), list(names.values()))
@@ -238,7 +235,7 @@ def _diversity(known: Sequence[tuple[Group, Look]], key: str) -> Plot:
         _row_axes(chart, measure, [one.label for one, _ in known])
         for y, (one, look) in enumerate(known):
             mean_, deviation = one.mean(key, "diversity"), one.deviation(key, "diversity")
-            tip = f"{one.label}\n{measure.show(mean_, deviation)}, {_runs(one)}"
+            tip = f"{one.label}\n{measure.show(mean_, deviation)}, {runs_name(len(one.runs))}"
             chart.points([(mean_ or 0.0, y, tip)], look.colour, marker="D", size=8)
             chart.points(_each(one, key, y), look.colour, hollow=True, size=4.5)
 

@@ -10,8 +10,6 @@ from suptickets.report.document import Cell, Table
 from suptickets.report.measures import MEASURES, Measure, plain
 from suptickets.report.runs import Group, Run, parts_name
 
-LONG = 14  # rows above which a table is folded
-
 
 class Column(NamedTuple):
     """A number of the summary, or of a part of it; `parts` is the mean of the tickets (heads, members)."""
@@ -51,15 +49,16 @@ COLUMNS = (
 
 
 def result_tables(groups: Sequence[Group], *, fold: bool = False) -> list[Table]:
-    """Mean and deviation by setting, and every run; `fold` hides a long one until it is asked for."""
+    """Mean and deviation by setting, and every run; `fold` hides the first too until it is asked for."""
     columns = [column for column in COLUMNS if any(column.of(one).value is not None for one in groups)]
     header = [_renamed(column, groups) for column in columns]
     rows = [[Cell(one.label), _runs(one), *(column.of(one) for column in columns)] for one in groups]
-    folded = fold and len(rows) > LONG
     title = "Mean and deviation by setting"
-    by_setting = Table("settings", title, ["Setting", "Runs", *header], rows, folded=folded)
+    by_setting = Table("settings", title, ["Setting", "Runs", *header], rows, folded=fold)
     each = [[Cell(one.label), *_run(run, columns)] for one in groups for run in one.runs]
     names = ["Setting", "Seed", *header, "Seconds", "Folder"]
+    if not any(row[-1].text for row in each):
+        each, names = [row[:-1] for row in each], names[:-1]
     return [by_setting, Table("runs", "Every run", names, each, folded=True)]
 
 

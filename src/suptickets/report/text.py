@@ -86,7 +86,7 @@ def _markdown_block(block: Block, level: int) -> str:
 
 def _pictures(plots: Sequence[Plot], places: Mapping[str, str]) -> str:
     """Side by side, as many as there is room for; their titles are in them."""
-    width = {1: "60%", 2: "48%"}.get(len(plots), "32%")
+    width = "60%" if len(plots) == 1 else "48%"
     shown = [
         f'<img src="{escape(places[plot.name])}" alt="{escape(plot.title)}" width="{width}">'
         for plot in plots
