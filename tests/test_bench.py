@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 import suptickets as st
 from suptickets.bench import (
@@ -485,6 +486,18 @@ def test_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert column(rows, "ratio_to_ours") == {"ours": 1, peers.PUBLISHED: 8}
 
 
+def own(classes: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 64), nn.Linear(64, classes))
+
+
+def test_rivals_take_a_model_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.IMAGES, "cpu", BATCH + 80)
+    monkeypatch.setattr(rivals, "WORKERS", 0)
+    rows = peers.contest("test_bench:own", peers.STEP, QUIET) + peers.epochs("test_bench:own", QUIET)
+    measured = {(row["what"], row["variant"]) for row in rows if row["milliseconds"]}
+    assert {(peers.STEP, "torch.ao.pruning"), (peers.EPOCH, peers.PUBLISHED)} <= measured
+
+
 def masks_of(rival: rivals.Rival) -> list[torch.Tensor]:
     if isinstance(rival, rivals.Published):
         return [mask.clone() for mask in rival.masks.values()]
@@ -561,7 +574,7 @@ def test_the_published_epoch_sees_every_image(monkeypatch: pytest.MonkeyPatch) -
 def test_epochs_in_turn() -> None:
     """Both have as many epochs; the first is not counted."""
     seen: list[int] = []
-    trainer = loop.make("mlp", noise(64, QUIET), 3)
+    trainer = loop.make("mlp", noise(64, QUIET), 3, 0.9)
     ours, theirs = loop.epochs_in_turn(trainer, seen.append)
     assert seen == [1, 2, 3] and len(ours) == len(theirs) == 2
     assert trainer.network.step == 3 and trainer.settings.interval == NEVER
@@ -578,12 +591,13 @@ def test_epochs_in_turn() -> None:
         ("step", {"sparsity": 95}, "--sparsity is a fraction, not a percentage: 95, did you mean 0.95?"),
         ("step", {"rounds": 0}, "--rounds must be a whole number, at least 1, not 0"),
         ("scale", {"model": "vgg16"}, "scale has networks of its own: leave out --model"),
+        ("loop", {"device": "cuda"}, "loop is measured on a CPU: leave out --device"),
         ("scale", {"largest": 0.5}, "--largest must be at least 1 (million weights), not 0.5"),
     ],
 )
 def test_bad_input(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(st.SparsityError) as error:
-        bench(name, device="cpu", **options)
+        bench(name, **{"device": "cpu", **options})
     assert str(error.value) == message
 
 

@@ -125,7 +125,8 @@ def test_the_page_of_results_is_that_of_the_store(tmp_path, monkeypatch):
         lambda plots, folder, kind, prefix: {p.name: folder / f"{prefix}{p.name}.{kind}" for p in plots},
     )
     (tmp_path / "errata.md").touch()  # what lies beside a page is linked
-    page, *plots = write_pages(ROOT / "results", out=tmp_path / "results.md", format="md")
+    monkeypatch.chdir(ROOT)
+    page, *plots = write_pages("results", out=tmp_path / "results.md", format="md")
     assert page.read_text() == (ROOT / "docs/results.md").read_text()
     drawn = {path.name for path in (ROOT / "docs/plots").iterdir()}
     assert drawn == {plot.name for plot in plots}

@@ -25,9 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from suptickets.data import load_data
 from suptickets.data.base import ArrayData
 from suptickets.methods import METHODS
+from suptickets.models import build_model
 from suptickets.training import fast as fast_step
 from suptickets.training import loop
-from suptickets.training.fast import FastStep, load_compiler
+from suptickets.training.fast import FastStep, inductor_options, load_compiler
 from suptickets.training.feed import Resident, Sent
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.loop import Trainer
@@ -708,12 +709,15 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", ["rigl", "set", "static", "dense"])
+@pytest.mark.parametrize(
+    ("method", "criteria"),
+    [("rigl", []), ("set", []), ("static", []), ("dense", []), ("rigl", ["signed:random"])],
+)
 def test_nothing_is_read_from_the_device_within_an_epoch(
-    method: str, monkeypatch: pytest.MonkeyPatch
+    method: str, criteria: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Explorations and cycles included."""
-    built = trainer(method=method)
+    built = trainer(method=method, criteria=criteria)
     step = fast(built)
     with Waits(monkeypatch) as waits:
         for epoch in range(9):
@@ -721,6 +725,23 @@ def test_nothing_is_read_from_the_device_within_an_epoch(
                 pass
     assert built.tickets is not None and len(built.tickets.collected) == 2
     assert waits.found == {}
+
+
+def test_parts_of_a_model_ask_the_compiler_for_more() -> None:
+    """Wherever they are: heads of a TreeNet have VGG's features within."""
+    vgg, other = build_model("vgg-small", 4), build_model("lenet5", 4)
+    assert inductor_options(other) == {"combo_kernels": True}
+    assert inductor_options(vgg) == inductor_options(nn.ModuleList([other, vgg]))
+    assert inductor_options(vgg).keys() == {"combo_kernels", "realize_reads_threshold"}
+
+
+def test_a_batch_of_all_images_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, sizes = trainer(batch_size=10_000, booster="none", epochs=2), []
+    step = fast(built)
+    monkeypatch.setattr(step, "forward", lambda size: sizes.append(size) or step._forward(size))
+    for _ in step.epoch(0, built._enter(0)):
+        pass
+    assert sizes == [built.data.train_size]
 
 
 def test_what_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

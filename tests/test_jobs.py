@@ -40,6 +40,7 @@ def test_seeds_at_a_time_are_the_same_as_one_after_another(tmp_path: Path, capsy
     assert scores[0] == scores[1]
     assert results["1"]["mean"] == results["2"]["mean"]
     assert all(f"seed {n}: " in output.err for n in (1, 2, 3))
+    assert "is done already" not in output.err
 
 
 def test_one_that_fails_does_not_stop_the_others(capfd) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import suptickets as st
 from suptickets.errors import SparsityError
 from suptickets.models import MODELS, build_model
 from suptickets.models.vgg import MaxOfFour
+
+Change = Callable[[nn.Module], object]
 
 
 def parameters(model: nn.Module) -> int:
@@ -208,20 +211,72 @@ def test_the_seed_decides_the_weights(name: str) -> None:
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 8, 11])
-def test_a_convolution_as_a_product_changes_nothing(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compiled step does for tensor cores: same logits, same gradients, of a sparse network too."""
+def both_forms(
+    monkeypatch: pytest.MonkeyPatch,
+    channels: int = 3,
+    size: int = 8,
+    width: float = 1.0,
+    change: Change = nn.Module.train,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Logits and gradients of a VGG as it is, and in the form that a compiled step on a GPU has."""
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = build_model("vgg-small", 5, channels, 8).double()
+        model = build_model("vgg-small", 5, channels, size, width).double()
+        change(model)
         network = st.sparsify(model, st.Static(sparsity=0.5), seed=1)
         monkeypatch.setattr("suptickets.models.vgg._compiled", lambda x, compiled=compiled: compiled)
-        logits = model(torch.randn(4, channels, 8, 8, dtype=torch.float64))
+        logits = model(torch.randn(4, channels, size, size, dtype=torch.float64))
         logits.square().sum().backward()
         found.append([logits, *(weight.values.grad for weight in network.weights.values())])
-    for ours, theirs in zip(*found, strict=True):
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("width", [1.0, 0.3])
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 8), (8, 8), (11, 8), (3, 30), (2, 33)])
+def test_the_compiled_form_changes_nothing(
+    channels: int, size: int, width: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a compiled step does for tensor cores: same logits, same gradients, of a sparse network too."""
+    for ours, theirs in zip(*both_forms(monkeypatch, channels, size, width), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+OTHERS: dict[str, Change] = {
+    "stride": lambda model: setattr(model.features[0], "stride", (2, 2)),
+    "reflection": lambda model: setattr(
+        model.features, "conv1_1", nn.Conv2d(3, 32, 3, padding=1, padding_mode="reflect").double()
+    ),
+    "5x5": lambda model: setattr(model.features, "conv1_1", nn.Conv2d(3, 32, 5, padding=2).double()),
+    "overlapping pool": lambda model: setattr(model.features, "pool1", nn.MaxPool2d(3, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=list(OTHERS))
+def test_another_layer_in_a_vgg_is_the_same_in_the_compiled_form(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ours, theirs in zip(*both_forms(monkeypatch, size=16, change=change), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_only_images_become_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a narrow network's hidden layers would take nine times their memory."""
+    seen, unfold = [], nn.functional.unfold
+    monkeypatch.setattr(
+        nn.functional, "unfold", lambda x, *rest, **more: seen.append(x) or unfold(x, *rest, **more)
+    )
+    both_forms(monkeypatch, width=0.3)
+    assert [x.shape[1] for x in seen] == [3]
+
+
+def test_hooks_of_a_pool_are_called_in_the_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    both_forms(
+        monkeypatch,
+        change=lambda model: model.features.pool1.register_forward_hook(lambda *_: calls.append(1)),
+    )
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2, 2), (3, 5, 4, 8), (2, 7, 6, 2)])

@@ -66,11 +66,11 @@ def _largest(weight: SparseWeight, generator: torch.Generator) -> Tensor:
 def _signed(weight: SparseWeight, generator: torch.Generator) -> Tensor:
     """SET: the same share of the smallest positive and of the largest negative values goes."""
     values = weight.values.detach().reshape(-1)
-    scores = torch.empty_like(values)
-    for side in (values > 0, values <= 0):
-        ranks = values[side].abs().argsort().argsort()
-        scores[side] = (ranks.to(values.dtype) + 0.5) / max(len(ranks), 1)
-    return scores
+    order = values.abs().argsort()
+    positive = values[order] > 0
+    ranks = torch.where(positive, positive.cumsum(0), (~positive).cumsum(0))
+    counts = torch.where(positive, positive.sum(), (~positive).sum())
+    return torch.empty_like(values).scatter_(0, order, (ranks.to(values.dtype) - 0.5) / counts)
 
 
 def _sensitivity(weight: SparseWeight, generator: torch.Generator) -> Tensor:

@@ -75,6 +75,10 @@ def bench(
         if given and name != of:
             raise SparsityError(f"{flag} is for {of}: leave it out")
     fraction("--sparsity", sparsity)
+    if name == "loop":
+        if device == "cuda":
+            raise SparsityError("loop is measured on a CPU: leave out --device")
+        device = "cpu"
     options = Options(
         connect(device).device, model, sparsity, whole("--rounds", rounds), compile, largest=largest
     )

@@ -40,10 +40,15 @@ def noise(images: int, options: Options, shape: tuple[int, int, int] = (3, 32, 3
     return ArrayData("noise", 100, x, y, *test, half, half, 4, "zeros", flip=True).to(options.device)
 
 
+def images_of(model: str) -> tuple[int, int, int]:
+    """The shape of the images that a model is made for."""
+    size = MODELS[model].size if model in MODELS else 32
+    return 3, size, size
+
+
 def batches(model: str, options: Options) -> ArrayData:
     """Noise of the size that a model is made for: as many whole batches as one measurement takes."""
-    size = MODELS[model].size if model in MODELS else 32
-    return noise(BATCH * (REPLAYS if options.cuda else 2), options, (3, size, size))
+    return noise(BATCH * (REPLAYS if options.cuda else 2), options, images_of(model))
 
 
 class Run:

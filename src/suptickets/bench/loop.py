@@ -24,13 +24,13 @@ EPOCHS = {"mlp": 15, "lenet5": 7, "vgg-small": 3}  # of each, a round
 
 
 def run(options: Options) -> list[Row]:
-    """The MLP and lenet5 on digits, vgg-small on images of CIFAR's size; on a CPU, whatever the device."""
+    """The MLP and lenet5 on digits, vgg-small on images of CIFAR's size; on a CPU."""
     rows = []
     for model in EPOCHS if options.model is None else (options.model,):
         options.say(f"{model}: epochs in turns")
         digits = model in ("mlp", "lenet5")
         data: Data = load_data("digits") if digits else noise(4 * BATCH, Options(torch.device("cpu")))
-        rows += measure(model, data, options.rounds * EPOCHS.get(model, 1))
+        rows += measure(model, data, options.rounds * EPOCHS.get(model, 1), options.sparsity)
     return rows
 
 
@@ -68,10 +68,12 @@ def epochs_in_turn(trainer: Trainer, other: Callable[[int], None]) -> tuple[list
     return turns.ours[1:], turns.theirs[1:]
 
 
-def make(model: str, data: Data, epochs: int) -> Trainer:
+def make(model: str, data: Data, epochs: int, sparsity: float) -> Trainer:
     """A run as `suptickets train` would make it."""
-    given = {"model": model, "booster": "none", "epochs": epochs, "batch_size": 64, "interval": NEVER}
-    return Trainer(resolve(given), data, Processes(0, 1, torch.device("cpu")))
+    given = {"model": model, "sparsity": sparsity, "booster": "none", "epochs": epochs}
+    return Trainer(
+        resolve({**given, "batch_size": 64, "interval": NEVER}), data, Processes(0, 1, torch.device("cpu"))
+    )
 
 
 def bare_epoch(of: Trainer, epoch: int) -> None:
@@ -82,10 +84,10 @@ def bare_epoch(of: Trainer, epoch: int) -> None:
         of.optimizer.step()
 
 
-def measure(model: str, data: Data, epochs: int) -> list[Row]:
+def measure(model: str, data: Data, epochs: int, sparsity: float) -> list[Row]:
     """Epochs of both, in turns."""
-    bare = make(model, data, 1)
-    ours, theirs = epochs_in_turn(make(model, data, epochs + 1), lambda epoch: bare_epoch(bare, epoch))
+    bare, run = (make(model, data, count, sparsity) for count in (1, epochs + 1))
+    ours, theirs = epochs_in_turn(run, lambda epoch: bare_epoch(bare, epoch))
     rows = [
         {
             "model": model,

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from suptickets.bench.contenders import BATCH, VARIANTS, Run, noise, tidy, variant
+from suptickets.bench.contenders import BATCH, VARIANTS, Run, images_of, noise, tidy, variant
 from suptickets.bench.turns import Options, Row, judged
-from suptickets.models import MODELS
 from suptickets.training.fast import WARM_UP
 from suptickets.training.processes import connect
 
@@ -56,8 +55,7 @@ def measure(model: str, options: Options, *, fast: bool) -> list[Row]:
 
 def _run(model: str, name: str, options: Options, *, fast: bool = False) -> Run:
     tidy(options)
-    size = MODELS[model].size if model in MODELS else 32
-    data = noise(4 * BATCH, options, (3, size, size))
+    data = noise(4 * BATCH, options, images_of(model))
     run = variant(name.split(",")[0], model, data, options, fast=fast)
     if name == COLLECTING:
         run.network.request_gradient()

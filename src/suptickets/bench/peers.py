@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from suptickets.bench.contenders import BATCH, NEVER, Run, batches, noise, tidy
+from suptickets.bench.contenders import BATCH, NEVER, Run, batches, images_of, noise, tidy
 from suptickets.bench.loop import epochs_in_turn
 from suptickets.bench.rivals import WORKERS, AoPruning, Published, Rival, Sparsimony, Transformed
 from suptickets.bench.turns import Contender, Options, Row, judged, median, ratio, take_turns
@@ -92,7 +92,7 @@ def entered(
 def epochs(model: str, options: Options) -> list[Row]:
     """Whole epochs with an evaluation each: ours in `suptickets train`'s loop, theirs through loaders."""
     tidy(options)
-    data = noise(IMAGES[options.device.type], options)
+    data = noise(IMAGES[options.device.type], options, images_of(model))
     tested = min(data.train_size, TESTED)
     data = replace(data, test_x=data.train_x[:tested], test_y=data.train_y[:tested])
     note = f"{data.train_size:,} images and {tested:,} to evaluate"

@@ -20,7 +20,7 @@ from suptickets.bench.explore import Masked
 from suptickets.bench.turns import Contender, Options
 from suptickets.data.base import ArrayData
 from suptickets.layers import ELIGIBLE
-from suptickets.models import build_model
+from suptickets.training.build import make_model
 
 Loader = DataLoader[tuple[Tensor, int]]
 WORKERS = 2  # of the published code's loader for CIFAR-100; its memory is not pinned
@@ -44,7 +44,7 @@ class Rival:
     def __init__(self, model: str, data: ArrayData, options: Options, interval: int = NEVER) -> None:
         torch.manual_seed(0)
         self.options, self.interval, self.bf16 = options, interval, options.cuda and not self.float32
-        self.model = build_model(model, data.classes, data.shape[0], data.shape[-1]).to(options.device)
+        self.model = make_model(model, data).to(options.device)
         if self.bf16 and not self.row_major:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layers = {name: m for name, m in self.model.named_modules() if isinstance(m, ELIGIBLE)}

@@ -21,9 +21,8 @@ from threading import Barrier, BrokenBarrierError
 
 import torch
 
-from suptickets.bench.contenders import BATCH, Run, noise
+from suptickets.bench.contenders import BATCH, Run, images_of, noise
 from suptickets.bench.turns import Options, Row, judged, median, ratio
-from suptickets.models import MODELS
 from suptickets.training.jobs import shared_gpu
 from suptickets.training.settings import resolve
 
@@ -75,8 +74,8 @@ def measure(model: str, options: Options) -> list[Row]:
 
 def training(model: str, options: Options) -> Callable[[], float]:
     """A run that has trained one epoch; trains another, and gives its seconds."""
-    interval, size = resolve({"data": "cifar100"}).interval, MODELS[model].size if model in MODELS else 32
-    data = noise(IMAGES[options.device.type], options, (3, size, size))
+    interval = resolve({"data": "cifar100"}).interval
+    data = noise(IMAGES[options.device.type], options, images_of(model))
     run = Run(model, "rigl", data, options, fast=options.cuda, booster="none", interval=interval)
 
     def epoch() -> float:

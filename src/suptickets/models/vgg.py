@@ -25,9 +25,6 @@ class VGG(nn.Module):
     pool leaves of a larger image than the model is made for is averaged.
     """
 
-    #: Asked of the compiler: a batch norm, which reads five tensors, is to be fused into the pool after it.
-    compiler: ClassVar[dict[str, int]] = {"realize_reads_threshold": 5}
-
     def __init__(self, blocks: Sequence[Sequence[int]], classes: int, channels: int, width: float) -> None:
         super().__init__()
         narrow = [[narrowed(outputs, width) for outputs in block] for block in blocks]
@@ -49,6 +46,9 @@ class Features(nn.Sequential):
     changes no output, its gradient is 0, and all it does is to move the running mean. So only that is done.
     """
 
+    #: Asked of the compiler: a batch norm, which reads five tensors, is to be fused into the pool after it.
+    inductor_options: ClassVar[dict[str, int]] = {"realize_reads_threshold": 5}
+
     def forward(self, x: Tensor) -> Tensor:
         """Images to features."""
         bias: Tensor | None = None
@@ -57,7 +57,7 @@ class Features(nn.Sequential):
                 x, bias = _normalised(layer, x, bias), None
             elif isinstance(layer, nn.Conv2d) and _cancels(layer, following):
                 x, bias = _convolved(layer, x), layer.bias
-            elif isinstance(layer, nn.MaxPool2d) and _compiled(x) and _even(x):
+            elif isinstance(layer, nn.MaxPool2d) and _compiled(x) and _halves(layer, x):
                 x = MaxOfFour.apply(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
             else:
                 x = layer(x)
@@ -83,28 +83,52 @@ class MaxOfFour(torch.autograd.Function):
         return spread.flatten(3, 4).flatten(1, 2)
 
 
-def _even(x: Tensor) -> bool:
-    return x.shape[-1] % 2 == x.shape[-2] % 2 == 0
+def _halves(pool: nn.MaxPool2d, x: Tensor) -> bool:
+    """Whether a pool takes the greatest of each four, none is left over, and nobody watches."""
+    shape = pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices
+    even = x.shape[-1] % 2 == x.shape[-2] % 2 == 0
+    return even and shape == (2, 2, 0, 1, False, False) and not _watched(pool)
+
+
+def _watched(*modules: nn.Module) -> bool:
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
 
 
 def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
     """Whether a batch norm is about to take the convolution's bias away, and nobody watches."""
     if type(norm) is not nn.BatchNorm2d or conv.bias is None:
         return False
-    watched = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (conv, norm))
     known = norm.affine and norm.running_mean is not None and norm.momentum not in (None, 1)
-    return norm.training and known and not watched
+    return norm.training and known and not _watched(conv, norm)
 
 
 def _convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """`conv(x)` without the bias; of few channels as one matrix product, which tensor cores are better at."""
-    if x.shape[1] % _CHANNELS == 0 or not _compiled(x):
-        convolved: Tensor = conv._conv_forward(x, conv.weight, None)
-        return convolved
+    """`conv(x)` without the bias; where a compiler makes that cheap, in a form that suits tensor cores.
+
+    Images, of which nobody wants the gradient, become one matrix product; others get channels of zeros.
+    """
+    weight, missing = conv.weight, -x.shape[1] % _CHANNELS
+    if missing and _compiled(x) and _usual(conv):
+        if not x.requires_grad:
+            return _multiplied(weight, x)
+        more = (0, 0, 0, 0, 0, missing)
+        x, weight = F.pad(x, more), F.pad(weight, more)
+    convolved: Tensor = conv._conv_forward(x, weight, None)
+    return convolved
+
+
+def _usual(conv: nn.Conv2d) -> bool:
+    """Whether it is one of VGG's: nobody put another in its place."""
+    shape = conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode
+    return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros")
+
+
+def _multiplied(weight: Tensor, x: Tensor) -> Tensor:
+    """The convolution of 3x3 pixels as a product with all patches."""
     patches = F.unfold(x, 3, padding=1).transpose(1, 2)
     missing = (0, -patches.shape[2] % _CHANNELS)
-    product = F.linear(F.pad(patches, missing), F.pad(conv.weight.flatten(1), missing))
-    return product.view(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
+    product = F.linear(F.pad(patches, missing), F.pad(weight.flatten(1), missing))
+    return product.view(len(x), *x.shape[2:], len(weight)).permute(0, 3, 1, 2)
 
 
 def _compiled(x: Tensor) -> bool:

@@ -50,7 +50,7 @@ def model(settings: Settings, data: Data) -> nn.Module:
 
 
 def _network(settings: Settings, data: Data) -> nn.Module:
-    build = partial(_build, settings.model, data)
+    build = partial(make_model, settings.model, data)
     if settings.method == "small-dense":
         _check_width(settings.model)
         return SmallDense(settings.sparsity).narrow(build)
@@ -61,11 +61,12 @@ def relative(settings: Settings, data: Data, dense: int) -> float:
     """`dense` FLOPs of a forward pass, as a share of those of the plain dense network of full width."""
     if settings.method != "small-dense" and settings.members == 1:
         return 1.0
-    plain = flops(_build(settings.model, data, 1.0), torch.zeros(1, *data.shape)).dense
+    plain = flops(make_model(settings.model, data), torch.zeros(1, *data.shape)).dense
     return dense / plain if plain else 1.0
 
 
-def _build(name: str, data: Data, width: float) -> nn.Module:
+def make_model(name: str, data: Data, width: float = 1.0) -> nn.Module:
+    """A model for these data, by its name or from `module:function`."""
     channels, size = data.shape[0], data.shape[-1]
     if ":" not in name:
         return build_model(name, data.classes, channels, size, width)

@@ -4,7 +4,7 @@ Dense weights are kept between steps (`suptickets.kept`), so nothing that is com
 which connections live. There is one graph per batch size (the last batch of an epoch is smaller), and another
 for the steps that collect the gradient of all positions. The learning rates of an epoch and the sums of loss
 and accuracy are on the device: within an epoch nothing is read back, but by methods whose counts depend on
-values (GraNet, GMP, SNFS, DSR, where they prune), and by superposing.
+values (GraNet, GMP, SNFS, DSR, where they prune), by superposing, and by checkpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from suptickets.kept import KeptWeights, sgd
 from suptickets.training.feed import feed
@@ -69,6 +69,12 @@ def _comparing_kernels(wanted: bool) -> Iterator[None]:
         cudnn.benchmark = before
 
 
+def inductor_options(model: nn.Module) -> dict[str, Any]:
+    """For a GPU; parts of a model may ask for more, in an attribute of this name."""
+    asked = [getattr(module, "inductor_options", {}) for module in model.modules()]
+    return {"combo_kernels": True, **{name: value for own in asked for name, value in own.items()}}
+
+
 class FastStep:
     """Does the steps of a run on one device; the same arithmetic as `PlainStep`, up to rounding."""
 
@@ -93,8 +99,7 @@ class FastStep:
         self.forward: Callable[[int], Tensor] = self._forward
         if compile:
             self._make_room()
-            own = getattr(parts.model, "compiler", {})
-            options: Any = {"combo_kernels": True, **own} if self.cuda else None
+            options: Any = inductor_options(parts.model) if self.cuda else None
             self.forward = torch.compile(self._forward, dynamic=False, options=options)
         if self.cuda:
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
@@ -223,7 +228,7 @@ class FastStep:
 
     def _body(self, size: int) -> None:
         """All that a step computes. Whole batches only are worth compiling and comparing kernels for."""
-        full = size == self.parts.settings.batch_size
+        full = size == min(self.parts.settings.batch_size, self.parts.data.train_size)
         forward = self.forward if full else self._forward
         if self.kept is not None:
             self.kept.begin()

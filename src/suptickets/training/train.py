@@ -105,13 +105,15 @@ def train_seeds(
         raise SparsityError(f"{world} processes train one run together: leave out --jobs, or torchrun")
     if jobs is None:
         jobs = AT_A_TIME if world == 1 and torch.cuda.is_available() and settings.device != "cpu" else 1
-    if min(jobs, seeds) > 1:
+    together = min(jobs, seeds) > 1
+    if together:
         _at_a_time(each, folders, jobs, force=force)
         force = False  # what has just been done is only read
     runs, failed = list[dict[str, Any]](), list[str]()
     for one, folder in zip(each, folders, strict=True):
         try:
-            runs.append(train(one, folder, force=force))
+            done = RunFolder(folder).look(one, force=False) if together else None
+            runs.append(done or train(one, folder, force=force))
         except Interrupted:
             raise
         except TrainingError as error:
