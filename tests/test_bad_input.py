@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+import pickle
 
 import pytest
 import torch
@@ -356,6 +357,43 @@ def test_a_step_without_a_backward_pass(method):
     assert network.step == 4
 
 
+@pytest.mark.parametrize("method", [st.RigL, st.GraNet, st.SNFS])
+def test_steps_that_train_other_layers_alone_skip_the_exploration(method):
+    """A head that is trained by itself for a while, on what the sparse body computes."""
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, method(0.7, interval=2), optimizer, exclude="4", seed=0)
+    x, y = batches((6,), 4)[0]
+    before, head = living(model), model[4].weight.detach().clone()
+    with pytest.warns(
+        RuntimeWarning, match="no gradient reached the sparse weights at an exploration"
+    ) as said:
+        for _ in range(4):
+            with torch.no_grad():
+                body = model[:4](x)
+            optimizer.zero_grad()
+            F.cross_entropy(model[4](body), y).backward()
+            optimizer.step()
+    assert len(said) == 1 and network.step == 4 and not torch.equal(head, model[4].weight)
+    assert all(torch.equal(before[name], rows) for name, rows in living(model).items())
+    for _ in range(2):
+        train_step(model, optimizer, (x, y))
+    verify(network, optimizer)
+    assert any(not torch.equal(before[name], rows) for name, rows in living(model).items())
+
+
+@pytest.mark.parametrize("method", [st.RigL, st.SNFS, st.SET])
+def test_a_network_whose_sparse_layers_are_all_frozen_trains_the_rest(method):
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, method(0.7, interval=2), optimizer, exclude="4", seed=0)
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    for _ in range(4):
+        train_step(model, optimizer, batches((6,), 4)[0])
+    assert network.step == 4
+
+
 @pytest.mark.parametrize("method", [st.Static, st.RigL, st.GMP])
 def test_exploring_without_a_gradient(method):
     model = mlp()
@@ -628,3 +666,23 @@ def test_assigning_another_shape():
 
 def test_init_has_functions():
     assert {"normal_", "kaiming_uniform_", "orthogonal_", "eye_", "dirac_", "trunc_normal_"} <= set(INIT)
+
+
+def normed():
+    return nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.utils.spectral_norm(nn.Linear(5, 4))))
+
+
+def test_layers_that_compute_their_weight_may_be_left_out_by_the_name_of_what_is_around_them():
+    refused(
+        lambda: st.sparsify(normed(), st.Static(0.5)), "the weight of 1.0 is no plain parameter", "exclude"
+    )
+    refused(
+        lambda: st.sparsify(normed(), st.Static(0.5), include="1"), "the weight of 1.0 is no plain parameter"
+    )
+    for options in ({"exclude": "1"}, {"exclude": ["1.0"]}, {"exclude": "1.*"}, {"include": "0"}):
+        assert list(st.sparsify(normed(), st.Static(0.5), **options).layers) == ["0"]
+
+
+def test_a_network_is_not_pickled():
+    network = st.sparsify(mlp(), st.Static(0.5))
+    refused(lambda: pickle.dumps(network), "save network.state_dict(), or the model")

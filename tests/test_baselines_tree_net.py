@@ -16,7 +16,7 @@ from suptickets.models import build_model
 
 # model, width, first module of the heads, last of the trunk
 MODELS = [
-    ("vgg16", 0.05, "conv5_1", "pool4"),
+    ("vgg16", 0.05, "conv5_1", "relu4_3"),
     ("wrn28-10", 0.07, "block3_1", "block2_4"),
     ("resnet50", 0.05, "layer3_4", "layer3_3"),
     ("vgg-small", 0.2, "conv3_2", "relu3_1"),

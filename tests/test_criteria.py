@@ -147,6 +147,33 @@ def test_signed_prunes_the_same_share_of_each_sign(rate):
     assert sorted(stay[stay < 0].tolist()) == sorted(weights[80:].tolist())[: int((stay < 0).sum())]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_signed_ranks_are_exact_in_half_precision(dtype):
+    """Ranks above 256 are not told apart in bfloat16."""
+    numbers = torch.arange(1, 2001).to(dtype).unique()
+    model, network, _ = one_layer(numbers.float().tolist(), list(range(len(numbers))))
+    model.to(dtype)
+    network.prune({"0": 10}, by="signed")
+    assert sorted(values(model)["0"].detach().float().flatten().tolist()) == numbers[-10:].tolist()
+
+
+def test_gradients_that_are_written_to_zeros_before_the_step_choose_as_they_were():
+    """Some loops make a bad step harmless in this way."""
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.7, interval=1), optimizer, seed=0)
+    x, y = batches((6,), 4)[0]
+    F.cross_entropy(model(x), y).backward()
+    for parameter in model.parameters():
+        parameter.grad.zero_()
+    before, gradients = living(model), {n: w.gradient.abs().clone() for n, w in network.weights.items()}
+    optimizer.step()
+    for name, rows in living(model).items():
+        grown = list({*rows.tolist()} - {*before[name].tolist()})
+        left = list({*range(len(gradients[name]))} - {*rows.tolist()})
+        assert grown and gradients[name][grown].min() >= gradients[name][left].max()
+
+
 def test_random_growth_reaches_every_position():
     model, network, _ = one_layer([1.0] * 12, [3, 4])
     seen = set()

@@ -92,6 +92,14 @@ def test_layers(name: str, layout: torch.memory_format) -> None:
     assert flops.layers == {"0": type(flops.layers["0"])(expected, round(expected * network.density))}
 
 
+def test_bilinear() -> None:
+    model = nn.Bilinear(4, 5, 6)
+    inputs = torch.randn(3, 4), torch.randn(3, 5)
+    assert st.flops(model, inputs).dense == 2 * 3 * 4 * 5 * 6
+    st.sparsify(model, st.Static(0.75), include=["weight"])
+    assert st.flops(model, inputs).sparse == 2 * 3 * 30
+
+
 @pytest.mark.parametrize("directions", [1, 2])
 def test_lstm(directions: int) -> None:
     steps, batch, inputs, hidden = 5, 3, 8, 6

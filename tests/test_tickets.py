@@ -569,6 +569,21 @@ def test_statistics_are_recomputed_from_data():
     assert not torch.allclose(averaged[1].running_var, ours[1].running_var)
 
 
+@pytest.mark.parametrize("bad", [{"x": torch.zeros(4, 8)}, ({"x": torch.zeros(4, 8)},), "text", ()])
+def test_batches_that_are_no_tensors_are_refused_in_one_line(bad):
+    training = Training(batch_norm="recompute").run()
+    with pytest.raises(st.SparsityError, match="the loader must give tensors, or tuples that begin with one"):
+        training.tickets.ticket([bad])
+
+
+def test_complex_parameters_are_averaged_too():
+    def one(value):
+        return {"weight": torch.eye(2), "phase": torch.full((3,), value, dtype=torch.complex64)}
+
+    result = st.superpose([one(1 + 2j), one(3 - 4j)], layers="weight")
+    assert torch.equal(result["phase"], torch.full((3,), 2 - 1j, dtype=torch.complex64))
+
+
 class Twice(nn.Module):
     """One batch norm, two calls a pass."""
 
@@ -902,6 +917,8 @@ def test_a_state_may_be_loaded_twice_and_shares_nothing():
     other = Training(rule="caa", keep=True).run(6)
     other.tickets.load_state_dict(state)
     other.run()
+    assert_equal(state, frozen)
+    training.run()  # nor does the one that it came from write into it
     assert_equal(state, frozen)
 
 

@@ -673,6 +673,15 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "+=": lambda weight: weight.__iadd__(2.0),
     "data": lambda weight: weight.data.normal_(),
     "data =": lambda weight: setattr(weight, "data", torch.zeros_like(weight)),
+    "set_": lambda weight: weight.set_(torch.zeros(20, 36, dtype=weight.dtype)),
+    "inplace=": lambda weight: nn.functional.dropout(weight, inplace=True),
+    "T": lambda weight: weight.T.mul_(0),
+    "chunk": lambda weight: weight.chunk(2)[1].zero_(),
+    "iter": lambda weight: next(iter(weight)).zero_(),
+    "ravel": lambda weight: weight.ravel().zero_(),
+    "diagonal": lambda weight: weight.diagonal().fill_(1),
+    "expand": lambda weight: weight[None].expand(2, -1, -1)[0].zero_(),
+    "contiguous": lambda weight: weight.contiguous().zero_(),
 }
 
 
@@ -681,6 +690,22 @@ def test_a_write_that_would_be_lost_is_refused(write: Any) -> None:
     model, _, _ = sparse()
     with torch.no_grad(), pytest.raises(st.SparsityError, match="would be lost"):
         write(model[1].weight)
+
+
+def test_what_is_computed_from_a_weight_is_a_plain_tensor() -> None:
+    model, _, _ = sparse()
+    weight = model[1].weight
+    found = [
+        weight * 2,
+        weight.clone(),
+        weight.double().float(),
+        weight.to_sparse(),
+        weight.sum(0),
+        weight @ weight.T,
+    ]
+    assert [type(tensor) for tensor in found] == [Tensor] * len(found)
+    assert type(weight.max(0).values) is Tensor and type(torch.cat([weight, weight])) is Tensor
+    torch.func.vmap(lambda x: nn.functional.linear(x, weight))(torch.zeros(2, 36, dtype=weight.dtype))
 
 
 def test_functional_call_takes_other_values() -> None:

@@ -41,7 +41,11 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             model.train()
             for batch in loader:
-                x = batch[0] if isinstance(batch, list | tuple) else batch
+                x = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
+                if not isinstance(x, Tensor):
+                    raise SparsityError(
+                        f"the loader must give tensors, or tuples that begin with one, not {type(x).__name__}"
+                    )
                 size = len(x)
                 model(x.to(device))
     finally:

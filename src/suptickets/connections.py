@@ -85,10 +85,11 @@ class Ticket:
         return Ticket(self.shapes, sparse, dense, self.aliases)
 
     def pack(self) -> dict[str, Any]:
-        """Tensors and plain values, for a file."""
-        sparse = {key: dict(vars(connections)) for key, connections in self.sparse.items()}
+        """Tensors and plain values, for a file; a copy, as averages change in place."""
+        copied = self.clone()
+        sparse = {key: dict(vars(connections)) for key, connections in copied.sparse.items()}
         shapes = {key: list(shape) for key, shape in self.shapes.items()}
-        return {"shapes": shapes, "sparse": sparse, "dense": self.dense, "aliases": self.aliases}
+        return {"shapes": shapes, "sparse": sparse, "dense": copied.dense, "aliases": dict(self.aliases)}
 
     @staticmethod
     def unpack(packed: Mapping[str, Any]) -> Ticket:

@@ -70,7 +70,7 @@ def _signed(weight: SparseWeight, generator: torch.Generator) -> Tensor:
     positive = values[order] > 0
     ranks = torch.where(positive, positive.cumsum(0), (~positive).cumsum(0))
     counts = torch.where(positive, positive.sum(), (~positive).sum())
-    return torch.empty_like(values).scatter_(0, order, (ranks.to(values.dtype) - 0.5) / counts)
+    return torch.empty_like(ranks, dtype=torch.float64).scatter_(0, order, (ranks.double() - 0.5) / counts)
 
 
 def _sensitivity(weight: SparseWeight, generator: torch.Generator) -> Tensor:

@@ -78,10 +78,11 @@ def scale_like(collected: list[Tensor], living: list[Tensor], wanted: list[Tenso
     """Multiply what was collected by the factor between its `living` part and the `wanted` gradients.
 
     Unscaling a loss scale and clipping by norm multiply the optimizer's gradients by one number, which is
-    found here by least squares and applied to the gradient of all positions.
+    found here by least squares and applied to the gradient of all positions. If there is none, because the
+    optimizer's gradients were written to zeros, what was collected stays as it is.
     """
-    inner = torch.stack([(a * b).sum() for a, b in zip(living, wanted, strict=True)]).sum()
-    square = torch.stack([(a * a).sum() for a in living]).sum()
-    factor = torch.where(square > 0, inner / square, torch.ones_like(square))
+    inner = torch.stack([(a.conj() * b).real.sum() for a, b in zip(living, wanted, strict=True)]).sum()
+    square = torch.stack([a.abs().square().sum() for a in living]).sum()
+    factor = torch.where((square > 0) & (inner > 0), inner / square, torch.ones_like(square))
     for tensor in collected:
         tensor.mul_(factor.to(tensor))

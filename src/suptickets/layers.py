@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -111,7 +112,7 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
     LSTM weights); the name of a module around others takes the convolutions and linear layers in it.
     """
     candidates = _candidates(model)
-    _refuse_hidden(model, exclude)
+    _refuse_hidden(model, include, exclude)
     chosen = [c for c in candidates if c.eligible]
     if include is not None:
         chosen = [
@@ -135,12 +136,21 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
     return chosen
 
 
-def _refuse_hidden(model: nn.Module, exclude: Patterns) -> None:
+def _refuse_hidden(model: nn.Module, include: Patterns, exclude: Patterns) -> None:
     """A layer whose weight is computed from other parameters would be left out without a word."""
-    excluded = [exclude] if isinstance(exclude, str) else list(exclude or ())
+    included, excluded = (
+        [patterns] if isinstance(patterns, str) else list(patterns or ()) for patterns in (include, exclude)
+    )
+
+    def named(module: str, patterns: Iterable[str]) -> bool:
+        """The module, or one around it."""
+        around = accumulate(module.split("."), "{}.{}".format)
+        return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
+
     for name, module in model.named_modules():
         hidden = isinstance(module, ELIGIBLE) and module._parameters.get("weight") is None
-        if hidden and not any(fnmatchcase(name, pattern) for pattern in excluded):
+        wanted = hidden and (include is None or named(name, included))
+        if wanted and not named(name, excluded):
             raise SparsityError(
                 f"the weight of {name} is no plain parameter (weight_norm, spectral_norm, prune): remove "
                 "that, or exclude the layer"

@@ -195,21 +195,31 @@ class SparseNetwork:
 
     def gradients_ready(self) -> bool:
         """Whether the gradient of all positions is there and finite."""
-        gradients = self.collection.settle(self.optimizer)
-        if self.weights and not gradients:
+        if not self.changing:
+            return False
+        if not self.collection.settle(self.optimizer):
+            if self._trained_elsewhere():
+                return self._skip("no gradient reached the sparse weights")
             raise SparsityError(
                 f"step {self.step} needs the gradient of all positions and there is none: call backward() "
                 "before the optimizer's step (to explore yourself, first network.request_gradient())"
             )
         if all(weight.slot is not None for weight in self.changing.values()):
             return True  # the step is done, and what is not finite is in the weights: the loss will show it
-        finite = self.gradients_finite()
-        if not finite and not self._warned:
+        return self.gradients_finite() or self._skip("gradients are not finite")
+
+    def _trained_elsewhere(self) -> bool:
+        """Whether this step trains, but not these weights: some train a head alone for a while."""
+        groups = getattr(self.optimizer, "param_groups", [])
+        trained = {id(p) for group in groups for p in group["params"] if p.grad is not None}
+        own = self.weights.values()
+        return bool(trained) and not any(w.slot is not None or id(w.values) in trained for w in own)
+
+    def _skip(self, why: str) -> bool:
+        if not self._warned:
             self._warned = True
-            warnings.warn(
-                "gradients are not finite at an exploration: it was skipped", RuntimeWarning, stacklevel=2
-            )
-        return finite
+            warnings.warn(f"{why} at an exploration: it was skipped", RuntimeWarning, stacklevel=3)
+        return False
 
     def gradients_finite(self) -> bool:
         """Whether the gradients of all positions that are there are finite."""
@@ -368,6 +378,9 @@ class SparseNetwork:
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseNetwork:
         """A copy would follow no optimizer."""
         raise SparsityError("copy the model, or sparsify another and load network.state_dict() into it")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SparsityError("save network.state_dict(), or the model: a network cannot be pickled")
 
     def check(self) -> None:
         """Verify counts, positions, optimizer and ranks; raises one error that lists all that is wrong."""

@@ -100,7 +100,8 @@ class Superposition:
 
     def _mean(self, old: dict[str, Any], new: Mapping[str, Any]) -> None:
         """Everything that is not sparse is averaged; of integers (counters of batches) the newest is kept."""
-        averaged = [key for key, v in new.items() if isinstance(v, Tensor) and v.is_floating_point()]
+        tensors = {key: value for key, value in new.items() if isinstance(value, Tensor)}
+        averaged = [key for key, value in tensors.items() if value.is_floating_point() or value.is_complex()]
         for key in new.keys() - averaged:
             old[key] = new[key].clone() if isinstance(new[key], Tensor) else new[key]
         if averaged:
@@ -215,8 +216,8 @@ def superpose(
         beta: weight of the old average in `cima`.
         prune: `global` or `layer`.
         prune_when: `each` or `end`.
-        layers: names of the sparse weights in plain state dicts; all weights of two or more dimensions by
-            default.
+        layers: names of the sparse weights in plain state dicts; by default all tensors of two or more
+            dimensions, for nothing tells buffers, or layers that were left dense, from them.
     """
     superposition = Superposition(rule, beta, prune, prune_when)
     if isinstance(tickets, Mapping | str | os.PathLike) or not isinstance(tickets, Iterable):

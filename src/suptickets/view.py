@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from suptickets.errors import SparsityError
 
@@ -30,8 +31,16 @@ class DenseView(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            view = name in _VIEWS or func == Tensor.data.__get__  # type: ignore[attr-defined]
-            return result.as_subclass(cls) if view else result
+            ours = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, cls)]
+            if name == "__iter__":
+                return iter([_marked(part, ours) for part in result])
+            return _marked(result, ours)
+
+    def set_(self, *_: Any, **__: Any) -> Any:
+        """Torch does not ask about this one."""
+        raise SparsityError(
+            "set_ on a sparse weight would be lost: assign a dense tensor (module.weight = tensor)"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved and copied as the plain tensor that it is."""
@@ -39,18 +48,32 @@ class DenseView(Tensor):
             return self.detach().as_subclass(Tensor).__reduce_ex__(protocol)
 
 
-_VIEWS = {
-    *("detach", "__getitem__", "view", "view_as", "reshape", "flatten", "t", "transpose", "permute"),
-    *("select", "narrow", "squeeze", "unsqueeze"),
-}
+def _marked(result: Any, ours: Sequence[DenseView]) -> Any:
+    """What shares memory with one of `ours` is such a view too."""
+    if type(result) in (list, tuple):
+        return type(result)(_marked(part, ours) for part in result)
+    shares = isinstance(result, Tensor) and _memory(result) in map(_memory, ours)
+    return result.as_subclass(DenseView) if shares else result
+
+
+def _memory(tensor: Tensor) -> object:
+    """What tensors have in common that share memory."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse ones, and those of `vmap`, have none to be asked for
+        return object()
+
+
 _HARMLESS = {"detach_", "share_memory_", "rename_"}
 _OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
 _WRITING = {"__setitem__", "__set__", *_OPERATORS}
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
-    """The arguments that a function writes into, by its name and by `out=`."""
+    """The arguments that a function writes into, by its name, by `out=` and by `inplace=`."""
     yield kwargs.get("out")
+    if kwargs.get("inplace") is True:
+        yield from args[:1]
     if name in _WRITING or (name.endswith("_") and not name.startswith("__") and name not in _HARMLESS):
         yield kwargs.get("tensor")
         yield from args[0] if args and isinstance(args[0], list | tuple) else args[:1]

@@ -27,6 +27,10 @@ from suptickets.plain import densified
 from suptickets.weight import SparseWeight
 
 _COPIES = (torch.ops.aten._to_copy, torch.ops.aten.clone)  # a weight that autocast has cast is that weight
+FORMULAS = {
+    **flop_registry,
+    torch.ops.aten._trilinear: lambda x, weight, *_, **__: 2 * len(x) * weight.numel(),  # nn.Bilinear
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = flop_registry.get(func.overloadpacket)
+        formula = FORMULAS.get(func.overloadpacket)
         if formula is None and func._can_decompose():
             with self:
                 decomposed = func.decompose(*args, **kwargs)

@@ -136,6 +136,8 @@ class Settings:
         for name, least in _AT_LEAST.items():
             if not least <= getattr(self, name) < float("inf"):
                 raise SparsityError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
+        if self.momentum >= 1:
+            raise SparsityError(f"--momentum must be below 1, not {self.momentum:g}")
         if self.seed >= 2**63:
             raise SparsityError(f"--seed must be below 2**63, not {self.seed}")
         boosters.check(self)
