@@ -112,16 +112,15 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
     LSTM weights); the name of a module around others takes the convolutions and linear layers in it.
     """
     candidates = _candidates(model)
-    _refuse_hidden(model, include, exclude)
-    chosen = [c for c in candidates if c.eligible]
-    if include is not None:
-        chosen = [
-            c
-            for c in candidates
-            if any(c.matches(p, below=c.eligible) for p in _patterns("include", include, candidates))
-        ]
-    for pattern in _patterns("exclude", exclude, candidates):
-        chosen = [c for c in chosen if not c.matches(pattern, below=True)]
+    excluded = _patterns("exclude", exclude, candidates)
+    if include is None:
+        _refuse_hidden(model, ["*"], excluded)
+        chosen = [c for c in candidates if c.eligible]
+    else:
+        included = _patterns("include", include, candidates)
+        _refuse_hidden(model, included, excluded)
+        chosen = [c for c in candidates if any(c.matches(p, below=c.eligible) for p in included)]
+    chosen = [c for c in chosen if not any(c.matches(p, below=True) for p in excluded)]
     for candidate in chosen:
         if any(getattr(module, "sparse", False) is True for module, _ in candidate.owners):
             raise SparsityError(
@@ -136,11 +135,8 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
     return chosen
 
 
-def _refuse_hidden(model: nn.Module, include: Patterns, exclude: Patterns) -> None:
+def _refuse_hidden(model: nn.Module, included: Iterable[str], excluded: Iterable[str]) -> None:
     """A layer whose weight is computed from other parameters would be left out without a word."""
-    included, excluded = (
-        [patterns] if isinstance(patterns, str) else list(patterns or ()) for patterns in (include, exclude)
-    )
 
     def named(module: str, patterns: Iterable[str]) -> bool:
         """The module, or one around it."""
@@ -149,8 +145,7 @@ def _refuse_hidden(model: nn.Module, include: Patterns, exclude: Patterns) -> No
 
     for name, module in model.named_modules():
         hidden = isinstance(module, ELIGIBLE) and module._parameters.get("weight") is None
-        wanted = hidden and (include is None or named(name, included))
-        if wanted and not named(name, excluded):
+        if hidden and named(name, included) and not named(name, excluded):
             raise SparsityError(
                 f"the weight of {name} is no plain parameter (weight_norm, spectral_norm, prune): remove "
                 "that, or exclude the layer"
