@@ -174,6 +174,21 @@ def test_gradients_that_are_written_to_zeros_before_the_step_choose_as_they_were
         assert grown and gradients[name][grown].min() >= gradients[name][left].max()
 
 
+def test_gradients_that_clipping_made_not_finite_are_not_explored_by():
+    """What was collected is finite; the optimizer's own gradients are not."""
+    model = mlp()
+    optimizer = sgd(model)
+    st.sparsify(model, st.RigL(0.7, interval=1), optimizer, seed=0)
+    x, y = batches((6,), 4)[0]
+    F.cross_entropy(model(x), y).backward()
+    for parameter in model.parameters():
+        parameter.grad.mul_(torch.nan)
+    before = living(model)
+    with pytest.warns(RuntimeWarning, match="gradients are not finite at an exploration"):
+        optimizer.step()
+    assert all(torch.equal(before[name], rows) for name, rows in living(model).items())
+
+
 def test_random_growth_reaches_every_position():
     model, network, _ = one_layer([1.0] * 12, [3, 4])
     seen = set()

@@ -708,6 +708,15 @@ def test_what_is_computed_from_a_weight_is_a_plain_tensor() -> None:
     torch.func.vmap(lambda x: nn.functional.linear(x, weight))(torch.zeros(2, 36, dtype=weight.dtype))
 
 
+def test_a_view_may_be_copied_and_go_into_a_compiled_function() -> None:
+    model, _, _ = sparse()
+    view = model[1].weight.detach().T
+    duplicate = copy.deepcopy(view)
+    assert type(duplicate) is Tensor and torch.equal(duplicate, view)
+    compiled = torch.compile(lambda w: w.T.chunk(2)[0].sum(), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(view), view.T.chunk(2)[0].sum())
+
+
 def test_functional_call_takes_other_values() -> None:
     model, _, network = sparse(model=convnet().eval())
     doubled = {name: 2 * parameter.detach() for name, parameter in model.named_parameters()}

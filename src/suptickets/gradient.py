@@ -83,6 +83,6 @@ def scale_like(collected: list[Tensor], living: list[Tensor], wanted: list[Tenso
     """
     inner = torch.stack([(a.conj() * b).real.sum() for a, b in zip(living, wanted, strict=True)]).sum()
     square = torch.stack([a.abs().square().sum() for a in living]).sum()
-    factor = torch.where((square > 0) & (inner > 0), inner / square, torch.ones_like(square))
+    factor = torch.where((square > 0) & ~(inner <= 0), inner / square, torch.ones_like(square))
     for tensor in collected:
         tensor.mul_(factor.to(tensor))

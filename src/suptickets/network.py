@@ -211,7 +211,7 @@ class SparseNetwork:
     def _trained_elsewhere(self) -> bool:
         """Whether this step trains, but not these weights: some train a head alone for a while."""
         groups = getattr(self.optimizer, "param_groups", [])
-        trained = {id(p) for group in groups for p in group["params"] if p.grad is not None}
+        trained = {id(p) for g in groups for p in g["params"] if p.grad is not None and bool(p.grad.any())}
         own = self.weights.values()
         return bool(trained) and not any(w.slot is not None or id(w.values) in trained for w in own)
 

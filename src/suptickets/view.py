@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,8 +20,11 @@ class DenseView(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Views of it are such views too; all other results are plain tensors."""
+        """What shares its memory is such a view too; other results are plain tensors, as all in a compiler."""
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name == "requires_grad_" or func == Tensor.requires_grad.__set__:  # type: ignore[attr-defined]
             raise SparsityError("freeze a sparse weight through its module: module.requires_grad_(False)")
@@ -42,8 +46,13 @@ class DenseView(Tensor):
             "set_ on a sparse weight would be lost: assign a dense tensor (module.weight = tensor)"
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A copy is nobody's view."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return copy.deepcopy(self.as_subclass(Tensor), memo)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved and copied as the plain tensor that it is."""
+        """Saved as the plain tensor that it is."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.detach().as_subclass(Tensor).__reduce_ex__(protocol)
 
@@ -71,7 +80,8 @@ _WRITING = {"__setitem__", "__set__", *_OPERATORS}
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
     """The arguments that a function writes into, by its name, by `out=` and by `inplace=`."""
-    yield kwargs.get("out")
+    out = kwargs.get("out")
+    yield from out if isinstance(out, list | tuple) else [out]
     if kwargs.get("inplace") is True:
         yield from args[:1]
     if name in _WRITING or (name.endswith("_") and not name.startswith("__") and name not in _HARMLESS):
