@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -357,13 +358,15 @@ def test_a_step_without_a_backward_pass(method):
     assert network.step == 4
 
 
+@pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("method", [st.RigL, st.GraNet, st.SNFS])
-def test_steps_that_train_other_layers_alone_skip_the_exploration(method):
+def test_steps_that_train_other_layers_alone_skip_the_exploration(method, to_none):
     """A head that is trained by itself for a while, on what the sparse body computes."""
     model = mlp()
     optimizer = sgd(model)
     network = st.sparsify(model, method(0.7, interval=2), optimizer, exclude="4", seed=0)
     x, y = batches((6,), 4)[0]
+    train_step(model, optimizer, (x, y))
     before, head = living(model), model[4].weight.detach().clone()
     with pytest.warns(
         RuntimeWarning, match="no gradient reached the sparse weights at an exploration"
@@ -371,10 +374,10 @@ def test_steps_that_train_other_layers_alone_skip_the_exploration(method):
         for _ in range(4):
             with torch.no_grad():
                 body = model[:4](x)
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=to_none)
             F.cross_entropy(model[4](body), y).backward()
             optimizer.step()
-    assert len(said) == 1 and network.step == 4 and not torch.equal(head, model[4].weight)
+    assert len(said) == 1 and network.step == 5 and not torch.equal(head, model[4].weight)
     assert all(torch.equal(before[name], rows) for name, rows in living(model).items())
     for _ in range(2):
         train_step(model, optimizer, (x, y))
@@ -389,9 +392,19 @@ def test_a_network_whose_sparse_layers_are_all_frozen_trains_the_rest(method):
     network = st.sparsify(model, method(0.7, interval=2), optimizer, exclude="4", seed=0)
     model[0].requires_grad_(False)
     model[2].requires_grad_(False)
-    for _ in range(4):
-        train_step(model, optimizer, batches((6,), 4)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            train_step(model, optimizer, batches((6,), 4)[0])
     assert network.step == 4
+
+
+def test_exploring_without_having_asked_for_the_gradient():
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.7, interval=100), optimizer, seed=0)
+    F.cross_entropy(model(batches((6,), 4)[0][0]), batches((6,), 4)[0][1]).backward()
+    refused(lambda: network.explore(0.5), "network.request_gradient()")
 
 
 @pytest.mark.parametrize("method", [st.Static, st.RigL, st.GMP])

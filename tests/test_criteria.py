@@ -10,6 +10,7 @@ from helpers import batches, counts, living, mlp, sgd, train_step, values, verif
 from torch import nn
 
 import suptickets as st
+from suptickets.gradient import scale_like
 
 
 def one_layer(weights, alive):
@@ -187,6 +188,14 @@ def test_gradients_that_clipping_made_not_finite_are_not_explored_by():
     with pytest.warns(RuntimeWarning, match="gradients are not finite at an exploration"):
         optimizer.step()
     assert all(torch.equal(before[name], rows) for name, rows in living(model).items())
+
+
+def test_complex_gradients_are_scaled_like_the_optimizers():
+    generator = torch.Generator().manual_seed(0)
+    collected = torch.randn(20, dtype=torch.complex128, generator=generator)
+    before = collected.clone()
+    scale_like([collected], [before[:5]], [before[:5] * 0.25])
+    torch.testing.assert_close(collected, before * 0.25)
 
 
 def test_random_growth_reaches_every_position():

@@ -270,6 +270,28 @@ def test_only_images_become_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [x.shape[1] for x in seen] == [3]
 
 
+class Doubled(nn.Conv2d):
+    """A user's own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_users_own_convolution_in_a_vgg_is_called_in_training_too() -> None:
+    torch.manual_seed(0)
+    model = build_model("vgg-small", 5, 3, 8)
+    doubled = Doubled(3, 32, 3, padding=1)
+    seen: list[int] = []
+    doubled.register_full_backward_pre_hook(lambda *_: seen.append(1))
+    model.features.conv1_1 = doubled
+    x = torch.randn(4, 3, 8, 8)
+    norm = model.features.bn1_1
+    model.train()(x).sum().backward()
+    expected = doubled(x).mean((0, 2, 3)) * norm.momentum
+    torch.testing.assert_close(norm.running_mean, expected.detach())
+    assert seen
+
+
 def test_hooks_of_a_pool_are_called_in_the_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     both_forms(

@@ -673,6 +673,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "+=": lambda weight: weight.__iadd__(2.0),
     "data": lambda weight: weight.data.normal_(),
     "data =": lambda weight: setattr(weight, "data", torch.zeros_like(weight)),
+    "out= in a tuple": lambda weight: torch.max(weight.clone(), 0, out=(weight[0], torch.zeros(36).long())),
     "set_": lambda weight: weight.set_(torch.zeros(20, 36, dtype=weight.dtype)),
     "inplace=": lambda weight: nn.functional.dropout(weight, inplace=True),
     "T": lambda weight: weight.T.mul_(0),

@@ -50,7 +50,8 @@ class SparseNetwork:
         self.ranks = Ranks(model, self.weights.values())
         self.collection = Collection(self.weights.values(), self.ranks)
         self._open = self._explicit = self._stepped = self._hooked = False
-        self._held = self._loaded_optimizer = self._warned = self._told = False
+        self._held = self._loaded_optimizer = self._told = False
+        self._warned = set[str]()
         self._handles: list[Any] = []
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
@@ -195,8 +196,6 @@ class SparseNetwork:
 
     def gradients_ready(self) -> bool:
         """Whether the gradient of all positions is there and finite."""
-        if not self.changing:
-            return False
         if not self.collection.settle(self.optimizer):
             if self._trained_elsewhere():
                 return self._skip("no gradient reached the sparse weights")
@@ -216,8 +215,8 @@ class SparseNetwork:
         return bool(trained) and not any(w.slot is not None or id(w.values) in trained for w in own)
 
     def _skip(self, why: str) -> bool:
-        if not self._warned:
-            self._warned = True
+        if why not in self._warned:
+            self._warned.add(why)
             warnings.warn(f"{why} at an exploration: it was skipped", RuntimeWarning, stacklevel=3)
         return False
 
@@ -380,7 +379,7 @@ class SparseNetwork:
         raise SparsityError("copy the model, or sparsify another and load network.state_dict() into it")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise SparsityError("save network.state_dict(), or the model: a network cannot be pickled")
+        raise SparsityError("save network.state_dict(), or the model: a network cannot be copied or pickled")
 
     def check(self) -> None:
         """Verify counts, positions, optimizer and ranks; raises one error that lists all that is wrong."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from suptickets.errors import SparsityError
 
@@ -20,14 +19,17 @@ class DenseView(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What shares its memory is such a view too; other results are plain tensors, as all in a compiler."""
+        """What shares its memory is such a view too; other results are plain, as all in a compiler."""
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name == "requires_grad_" or func == Tensor.requires_grad.__set__:  # type: ignore[attr-defined]
-            raise SparsityError("freeze a sparse weight through its module: module.requires_grad_(False)")
+            raise SparsityError(
+                "a view of a sparse weight takes no requires_grad: freeze by module.requires_grad_(False); "
+                "for a tensor of your own, clone it first"
+            )
         if any(isinstance(tensor, cls) for tensor in _written(name, args, kwargs)):
             raise SparsityError(
                 f"{name} on a sparse weight would be lost: initialise before sparsify, or assign a dense "
@@ -35,10 +37,9 @@ class DenseView(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            ours = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, cls)]
-            if name == "__iter__":
-                return iter([_marked(part, ours) for part in result])
-            return _marked(result, ours)
+            if not isinstance(result, Tensor | list | tuple):
+                return result
+            return _marked(result, [t for t in _flat((*args, *kwargs.values())) if isinstance(t, cls)])
 
     def set_(self, *_: Any, **__: Any) -> Any:
         """Torch does not ask about this one."""
@@ -61,16 +62,14 @@ def _marked(result: Any, ours: Sequence[DenseView]) -> Any:
     """What shares memory with one of `ours` is such a view too."""
     if type(result) in (list, tuple):
         return type(result)(_marked(part, ours) for part in result)
-    shares = isinstance(result, Tensor) and _memory(result) in map(_memory, ours)
+    alias: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
+    shares = isinstance(result, Tensor) and any(alias(result, view) for view in ours)
     return result.as_subclass(DenseView) if shares else result
 
 
-def _memory(tensor: Tensor) -> object:
-    """What tensors have in common that share memory."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse ones, and those of `vmap`, have none to be asked for
-        return object()
+def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
+    for one in arguments:
+        yield from one if isinstance(one, list | tuple) else (one,)
 
 
 _HARMLESS = {"detach_", "share_memory_", "rename_"}
@@ -80,10 +79,9 @@ _WRITING = {"__setitem__", "__set__", *_OPERATORS}
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
     """The arguments that a function writes into, by its name, by `out=` and by `inplace=`."""
-    out = kwargs.get("out")
-    yield from out if isinstance(out, list | tuple) else [out]
+    yield from _flat([kwargs.get("out")])
     if kwargs.get("inplace") is True:
         yield from args[:1]
     if name in _WRITING or (name.endswith("_") and not name.startswith("__") and name not in _HARMLESS):
         yield kwargs.get("tensor")
-        yield from args[0] if args and isinstance(args[0], list | tuple) else args[:1]
+        yield from _flat(args[:1])

@@ -357,7 +357,7 @@ def _made(mode: Mode) -> list[str]:
 
 
 def _command(name: str, mode: Mode, where: str, cells: Sequence[tuple[Cell, Ours | None]]) -> str:
-    """What computes the cells that have a result anew."""
+    """What computes the cells that have a result anew, and where these are no whole table, some more."""
     if not trains(experiment(name).table):
         return f"suptickets report STORE --experiment {name}"
     done = [(cell, found) for cell, found in cells if found is not None and readings(cell)]
@@ -368,7 +368,7 @@ def _command(name: str, mode: Mode, where: str, cells: Sequence[tuple[Cell, Ours
 
 
 def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
-    """What leaves these of all."""
+    """The narrowest that leaves these."""
     kept = {name: {getattr(cell, name) for cell in done} for name in NAMED}
     some = [name for name in NAMED if {getattr(cell, name) for cell in cells} != kept[name]]
     return ",".join(f"{name}={value}" for name in some for value in sorted(kept[name], reverse=True))

@@ -41,7 +41,7 @@ class SNFS(Dynamic):
     @torch.no_grad()
     def observe(self, network: SparseNetwork) -> None:
         """Add this step's gradient to the momentum of all positions."""
-        if not network.gradients_ready():
+        if not network.changing or not network.gradients_ready():
             return
         for weight in network.weights.values():
             if weight.gradient is not None:
@@ -52,7 +52,7 @@ class SNFS(Dynamic):
 
     def update(self, network: SparseNetwork, step: int) -> None:
         """Prune a share of each layer, grow as many in total, where the momentum is."""
-        if not self.due(step) or not network.gradients_ready():
+        if not self.due(step) or not network.changing or not network.gradients_ready():
             return
         weights = {name: w for name, w in network.changing.items() if w.momentum is not None}
         rate = self.rate_at(step)

@@ -87,16 +87,18 @@ def _halves(pool: nn.MaxPool2d, x: Tensor) -> bool:
     """Whether a pool takes the greatest of each four, none is left over, and nobody watches."""
     shape = pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices
     even = x.shape[-1] % 2 == x.shape[-2] % 2 == 0
-    return even and shape == (2, 2, 0, 1, False, False) and not _watched(pool)
+    usual = type(pool) is nn.MaxPool2d and shape == (2, 2, 0, 1, False, False)
+    return even and usual and not _watched(pool)
 
 
 def _watched(*modules: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for module in modules for kind in kinds)
 
 
 def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
     """Whether a batch norm is about to take the convolution's bias away, and nobody watches."""
-    if type(norm) is not nn.BatchNorm2d or conv.bias is None:
+    if type(norm) is not nn.BatchNorm2d or conv.bias is None or type(conv).forward is not nn.Conv2d.forward:
         return False
     known = norm.affine and norm.running_mean is not None and norm.momentum not in (None, 1)
     return norm.training and known and not _watched(conv, norm)
