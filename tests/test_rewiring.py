@@ -128,12 +128,23 @@ def test_neighbours_of_one_size_are_compared_at_once(monkeypatch: pytest.MonkeyP
     model = nn.Sequential(*(nn.Linear(*sizes) for sizes in ((6, 6), (6, 6), (4, 9), (6, 4), (6, 6))))
     network = st.sparsify(model, st.Static(0.5), torch.optim.SGD(model.parameters(), lr=0.1))
     changes = [Change(weight, 2, 5) for weight in network.weights.values()]
-    assert [*rewiring._Together(changes, network.state)._equals()] == [[0, 1, 2], [3], [4]]
+    assert [same for _, same in rewiring._Together(changes, network.state)._alike()] == [[0, 1, 2], [3], [4]]
     changes[1] = Change(changes[1].weight, 2, 6)
-    assert [*rewiring._Together(changes, network.state)._equals()] == [[0], [1], [2], [3], [4]]
+    assert [same for _, same in rewiring._Together(changes, network.state)._alike()] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
     monkeypatch.setattr(rewiring, "SCORES", 72)
     changes[1] = changes[0]
-    assert [*rewiring._Together(changes, network.state)._equals()] == [[0, 1], [2], [3], [4]]
+    assert [same for _, same in rewiring._Together(changes, network.state)._alike()] == [
+        [0, 1],
+        [2],
+        [3],
+        [4],
+    ]
 
 
 @pytest.mark.gpu

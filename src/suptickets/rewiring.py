@@ -100,22 +100,26 @@ class _Together:
         if self.final == self.kept:
             return alive
         kept = alive.split(self.kept)
-        grown = [new for same in self._equals() for new in self._best_others(same, kept, grow, generator)]
+        grown = [new for same in self._alike() for new in self._best_others(*same, kept, grow, generator)]
         return torch.cat([part for pair in zip(kept, grown, strict=True) for part in pair])
 
-    def _equals(self) -> Iterator[list[int]]:
-        """Numbers of weights that follow each other, have one size, and grow by as many."""
+    def _alike(self) -> Iterator[tuple[int, list[int]]]:
+        """How many weights grow by, and their numbers, if they follow each other and have one size."""
         sizes = [weight.size for weight in self.weights]
         counts = [final - kept for kept, final in zip(self.kept, self.final, strict=True)]
-        for _, same in groupby(range(len(sizes)), key=lambda number: (sizes[number], counts[number])):
+        for (size, count), same in groupby(range(len(sizes)), key=lambda n: (sizes[n], counts[n])):
             numbers = list(same)
-            yield from few(numbers, [sizes[number] for number in numbers], SCORES)
+            yield from ((count, some) for some in few(numbers, [size] * len(numbers), SCORES))
 
     def _best_others(
-        self, numbers: Sequence[int], kept: Sequence[Tensor], grow: Criterion, generator: torch.Generator
+        self,
+        count: int,
+        numbers: Sequence[int],
+        kept: Sequence[Tensor],
+        grow: Criterion,
+        generator: torch.Generator,
     ) -> list[Tensor]:
         """Of such weights, the best positions that are not kept."""
-        count = self.final[numbers[0]] - self.kept[numbers[0]]
         if not count:
             return [kept[number][:0] for number in numbers]
         scores = [

@@ -71,9 +71,8 @@ def epochs_in_turn(trainer: Trainer, other: Callable[[int], None]) -> tuple[list
 def make(model: str, data: Data, epochs: int, sparsity: float) -> Trainer:
     """A run as `suptickets train` would make it."""
     given = {"model": model, "sparsity": sparsity, "booster": "none", "epochs": epochs}
-    return Trainer(
-        resolve({**given, "batch_size": 64, "interval": NEVER}), data, Processes(0, 1, torch.device("cpu"))
-    )
+    settings = resolve(given | {"batch_size": 64, "interval": NEVER})
+    return Trainer(settings, data, Processes(0, 1, torch.device("cpu")))
 
 
 def bare_epoch(of: Trainer, epoch: int) -> None:

@@ -30,8 +30,8 @@ BOOSTED = {
     "batch-ensemble": " + BatchEnsemble",
     "dense-ensemble": " ensemble",
 }
-# What the paper calls settings of the cycles. Where one of them is needed in a name, so are the others.
 SCHEDULES = {"fge": "FGE's", "swa": "SWA's", "triangle": "Sup-tickets'"}
+# What the paper calls settings of the cycles. Where one of them is needed in a name, so are the others.
 CYCLES = {"cycle_epochs": "C = {}", "cycles": "{} tickets", "epochs": "{} epochs"}
 REPORTS = {".html", ".md", ".tex", ".png", ".svg"}  # what `report` writes, beside runs or among them
 

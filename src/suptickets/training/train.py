@@ -112,7 +112,7 @@ def train_seeds(
     runs, failed = list[dict[str, Any]](), list[str]()
     for one, folder in zip(each, folders, strict=True):
         try:
-            done = RunFolder(folder).look(one, force=False) if together else None
+            done = RunFolder(folder).look(one, force=False) if together else None  # nobody asked for it twice
             runs.append(done or train(one, folder, force=force))
         except Interrupted:
             raise
