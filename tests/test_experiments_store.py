@@ -7,8 +7,9 @@ import pytest
 
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS
+from suptickets.experiments.numbers import ours
 from suptickets.experiments.plan import Mode, Reading
-from suptickets.experiments.results import ours, write_pages
+from suptickets.experiments.results import write_pages
 from suptickets.experiments.store import Results, Store, held, only_mode
 
 CELLS = EXPERIMENTS["vgg16"].cells("method=rigl,data=cifar10")

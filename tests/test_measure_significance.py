@@ -112,7 +112,7 @@ def enumerated(values: list[float]) -> float:
     return sum(s >= abs(sum(values)) - 1e-9 for s in sums) / len(sums)
 
 
-@pytest.mark.parametrize("n", [2, 5, 9])
+@pytest.mark.parametrize("n", [2, 3, 5, 9, 14])
 def test_permutation_takes_all_signs(n: int) -> None:
     ours, theirs = samples(n)
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
@@ -141,11 +141,21 @@ def test_a_run_that_went_wrong_moves_wilcoxon_least() -> None:
     assert wilcoxon(ours, zeros).p < 0.1 < min(permutation(ours, zeros).p, paired_t(ours, zeros).p)
 
 
+@pytest.mark.parametrize("n", [18, 25, 40])
+def test_many_pairs_are_exact(n: int) -> None:
+    """Signed ranks have a distribution that is known otherwise; all better is one of two extremes."""
+    ours, theirs = samples(n)
+    expected = stats.wilcoxon(ours, theirs, method="exact").pvalue
+    assert wilcoxon(ours, theirs).p == pytest.approx(expected, rel=1e-9)
+    assert permutation([1.0 + k for k in range(n)], [0.0] * n).p == pytest.approx(2 / 2**n, rel=1e-9)
+
+
 def test_more_pairs_than_can_be_enumerated() -> None:
     """Random signs, always the same ones."""
-    ours, theirs = samples(40, shift=1.0)
+    ours, theirs = samples(41, shift=1.0)
     assert permutation(ours, theirs) == permutation(ours, theirs)
     assert permutation(ours, theirs).p == pytest.approx(paired_t(ours, theirs).p, abs=0.02)
+    assert permutation(range(1, 61), [0] * 60).p == pytest.approx(2 / 100_000)
 
 
 @pytest.mark.parametrize("test", [*PAIRED, kolmogorov_smirnov])

@@ -14,7 +14,6 @@ from suptickets.experiments.store import Store
 from suptickets.report.chart import drawn, shortened
 
 RIGL = "data=cifar10,method=rigl,sparsity=0.9"
-SHARED = "cells have a result: those that the main tables share, where the runs are shown."
 
 
 def pages(where: Path, name: str, cells: str = "", mode: Mode | None = None):
@@ -96,23 +95,31 @@ def test_what_became_of_all_tickets_has_a_name(tmp_path):
 # ---- what there is no run for ----
 
 
-@pytest.mark.parametrize("name", ["large-lr", "variance", "lr-schedules", "significance", "distillation"])
-def test_results_of_other_experiments_alone_are_said_to_be_so(tmp_path, name):
+def chosen(where: Path) -> set[str]:
+    """Which experiments a report of all has."""
+    return {file.stem for file in write_pages(where, out=where / "pages", format="tex")}
+
+
+@pytest.mark.parametrize("name", ["large-lr", "variance", "lr-schedules", "batch-norm", "distillation"])
+def test_an_experiment_is_reported_once_it_has_a_result_of_its_own(tmp_path, name):
     make_store(tmp_path, "vgg16", cells="data=cifar100,method=rigl,sparsity=0.95", seeds=(1, 2))
-    one = pages(tmp_path, name)
-    done = one.numbers[0].text.split()[0]
-    assert one.notes()[0].text == f"Only {done} of {len(EXPERIMENTS[name].table)} {SHARED}"
-    assert not {"Results", "Cost", "Diversity"} & {section.title for section in one.sections}
-    own = {"cells": "data=cifar100,method=rigl,sparsity=0.95"} if name == "significance" else {}
-    make_store(tmp_path, name, seeds=(1, 2, 3, 4), **own)
-    assert SHARED not in str(pages(tmp_path, name).notes())
+    assert chosen(tmp_path) == {"gains", "vgg16", "uncertainty", "significance"}
+    assert pages(tmp_path, name).numbers[0].text.split()[0] != "0"  # there, if one asks for it
+    make_store(tmp_path, name, cells="model=vgg16", seeds=(1,))
+    assert name in chosen(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["vgg16", "uncertainty", "granet-vs-dense"])
-def test_an_experiment_that_needs_no_more_than_the_main_tables_says_nothing(tmp_path, name):
-    make_store(tmp_path, "vgg16", cells="sparsity=0.9", seeds=(1,))
-    make_store(tmp_path, "vgg16", cells="method=dense", seeds=(1,))
-    assert SHARED not in str(pages(tmp_path, name).notes())
+def test_runs_are_shown_once(tmp_path):
+    """By the main table, and by others on the data on which they have more."""
+    make_store(tmp_path, "vgg16", cells="method=rigl,sparsity=0.9", seeds=(1,))
+    make_store(tmp_path, "ensemble", cells="method=rigl,sparsity=0.9,data=cifar10,model=vgg16", seeds=(1,))
+    both = "settings-accuracy-cifar10-vgg16", "settings-accuracy-cifar100-vgg16"
+    said = "Runs of the main tables are shown there: cifar100 vgg16."
+    for beside, shown, notes in ((), 2, False), (("gains", "vgg16"), 1, True), (("resnet50",), 2, False):
+        one = page("ensemble", Store(tmp_path).read(), Mode(), "", tmp_path, beside)
+        assert names(one) & {*both} == {*both[:shown]}
+        assert (said in map(str, one.notes())) == notes
+    assert names(page("vgg16", Store(tmp_path).read(), Mode(), beside=("vgg16", "ensemble"))) >= {*both}
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 4])

@@ -11,8 +11,9 @@ from report_store import LAYERS, MADE, make_folder, make_record, make_store
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, experiment
 from suptickets.experiments.errata import ERRATA, erratum
+from suptickets.experiments.numbers import spent
 from suptickets.experiments.plan import Mode, readings, run_of
-from suptickets.experiments.results import notes, page, spent, write_pages
+from suptickets.experiments.results import notes, page, write_pages
 from suptickets.experiments.store import Store
 from suptickets.report import stored_runs
 from suptickets.report.chart import drawn

@@ -16,6 +16,7 @@ from suptickets.errors import SparsityError, whole
 from suptickets.experiments.averages import located
 from suptickets.experiments.cells import Cell, experiment, select
 from suptickets.experiments.estimate import cost, tree
+from suptickets.experiments.numbers import table
 from suptickets.experiments.plan import (
     TOGETHER,
     Mode,
@@ -29,7 +30,7 @@ from suptickets.experiments.plan import (
     wanted,
 )
 from suptickets.experiments.provenance import TOLD, command, revision
-from suptickets.experiments.results import notes, table
+from suptickets.experiments.results import notes
 from suptickets.experiments.runner import Runner
 from suptickets.experiments.store import Results, Store
 from suptickets.experiments.work import Compare, Grow

@@ -1,32 +1,24 @@
-"""From results to the paper's tables: every cell with the paper's number and ours, and the page of them."""
+"""Pages of results: every cell of the paper's tables and figures, its number and ours."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, pstdev, stdev
 from typing import Any
 
 from suptickets.errors import SparsityError, choice
 from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment
 from suptickets.experiments.errata import ERRATA, erratum
-from suptickets.experiments.estimate import about_model, layers_of
 from suptickets.experiments.gains import GAINS, NAMED, gains_page, pairs
+from suptickets.experiments.numbers import ours, spent
 from suptickets.experiments.plan import (
     TOGETHER,
     Mode,
-    Reading,
-    forks,
     readings,
-    seeds_of,
-    start_of,
-    together_key,
-    trunk_of,
 )
 from suptickets.experiments.provenance import command
 from suptickets.experiments.store import Results, Store, mode_of, only_mode
-from suptickets.measure.significance import kolmogorov_smirnov
 from suptickets.report import (
     FIGURES,
     FORMATS,
@@ -45,7 +37,6 @@ from suptickets.report.document import Note, Page
 from suptickets.report.figures import schedule
 from suptickets.report.runs import setting_name
 from suptickets.training.progress import print_plain
-from suptickets.training.settings import Settings, build
 
 # What is bold in the paper, where that is not the best of those that differ in the booster.
 MARKS = {
@@ -66,107 +57,34 @@ FEW = f"A p-value needs {LEAST} seeds a side: from three against three the test 
 MAIN = ("vgg16", "resnet50", "wrn28-10", "imagenet")  # whose runs other experiments share
 
 
-def table(cells: Iterable[Cell], results: Results, seeds: int | None = None) -> list[dict[str, Any]]:
-    """Each cell: settings, measure, the paper's number, and ours (none where there is no result yet)."""
-    return [_row(cell, ours(cell, results, seeds)) for cell in cells]
-
-
-def _row(cell: Cell, found: Ours | None) -> dict[str, Any]:
-    what = {key: value for key, value in cell.as_dict().items() if key not in ("experiment", "measure")}
-    paper = None if cell.paper is None else {"mean": cell.paper.mean, "deviation": cell.paper.deviation}
-    return {
-        "experiment": cell.experiment,
-        "settings": {key: list(value) if isinstance(value, tuple) else value for key, value in what.items()},
-        "measure": cell.measure,
-        "paper": paper,
-        "ours": None if found is None else found._asdict(),
-    }
-
-
-def ours(cell: Cell, results: Results, seeds: int | None = None) -> Ours | None:
-    """Mean, deviation and number of our runs; of the first so many seeds if told."""
-    if cell.of == "model":
-        value = about_model(cell)
-        return None if value is None else Ours(value, None, 0)
-    found = [_by_seed(results, reading, seeds) for reading in readings(cell)]
-    if cell.measure == "p_value":
-        return _p_value(*found)
-    if cell.booster == TOGETHER:
-        return _together(cell, results, found[0])
-    values = [value for value in (measured(cell, one) for one in found[0].values()) if value is not None]
-    return Ours(mean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
-
-
-def _by_seed(results: Results, reading: Reading, seeds: int | None) -> dict[int, Mapping[str, Any]]:
-    return {s: one for s, one in results.measures(reading).items() if seeds is None or s <= seeds}
-
-
-def measured(cell: Cell, measures: Mapping[str, Any]) -> float | None:
-    """The cell's number in the measures of one run."""
-    tickets = [ticket["accuracy"] for ticket in measures.get("tickets") or []]
-    if cell.ticket is not None:
-        return (
-            float(measures["tickets"][cell.ticket - 1][cell.measure]) if len(tickets) >= cell.ticket else None
-        )
-    if cell.measure in ("ticket_accuracy", "ticket_deviation"):
-        return (mean if cell.measure == "ticket_accuracy" else pstdev)(tickets) if tickets else None
-    if cell.measure in ("disagreement", "kl"):
-        value = (measures.get("diversity") or {}).get(cell.measure)
-    elif cell.measure == "layer_sparsity":
-        value = _layer_sparsity(cell, measures)
-    else:
-        value = measures.get(cell.measure)
-    return None if value is None else float(value)
-
-
-def _layer_sparsity(cell: Cell, measures: Mapping[str, Any]) -> float | None:
-    layers = {layer["name"]: layer for layer in measures.get("layers") or []}
-    chosen = [layers[name] for name in layers_of(cell.layer, layers)]
-    size = sum(layer["size"] for layer in chosen)
-    return 1 - sum(layer["nonzero"] for layer in chosen) / size if size else None
-
-
-def _p_value(with_booster: Mapping[int, Any], without: Mapping[int, Any]) -> Ours | None:
-    a, b = ([one["accuracy"] for one in side.values()] for side in (with_booster, without))
-    return Ours(kolmogorov_smirnov(a, b).p, None, min(len(a), len(b))) if min(len(a), len(b)) > 1 else None
-
-
-def _together(cell: Cell, results: Results, found: Mapping[int, Any]) -> Ours | None:
-    """Of as many seeds, from the first, as were compared."""
-    for count in range(len(found), 1, -1):
-        measures = results.find(together_key(readings(cell)[0], range(1, count + 1)), 0)
-        value = None if measures is None else measured(cell, measures)
-        if value is not None:
-            return Ours(value, None, count)
-    return None
-
-
-# ---- the page ----
-
-
 def page(
     name: str,
     records: Sequence[Mapping[str, Any]],
     mode: Mode,
     where: str = "",
     store: str | Path | None = None,
+    beside: Sequence[str] = (),
 ) -> Page:
-    """The page of an experiment, from the results of one mode; curves from runs that `store` still has."""
+    """The page of an experiment, from the results of one mode.
+
+    Curves come from runs that `store` still has. What pages of main tables `beside` this one show of their
+    runs it does not show again, unless there are others on the same data.
+    """
     own, results = experiment(name), Results(records, mode)
     cells = [(cell, ours(cell, results)) for cell in own.cells(where)]
     known = [(cell, None if _too_few(cell, found) else found) for cell, found in cells]
     few = [Note(FEW)] if known != cells else []
     used = _used([cell for cell, _ in cells], records, mode)
     folder = None if store is None else Path(store) / "runs" / ("separate" if mode.separate else "forked")
-    shared = _shared_only(name, known)
+    shown = _own(used, [main for main in MAIN if main in beside and main != name])
     return experiment_page(
         own.title,
         f"{own.place} of the paper",
         [_shown(cell, found, mode, own) for cell, found in known],
-        runs=[] if shared else stored_runs(used, folder),
+        runs=stored_runs(shown, folder),
         figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
-        notes=[*shared, *_page_notes(mode, own.table), *few],
+        notes=[*_left_out(used, shown), *_page_notes(mode, own.table), *few],
         command=_command(name, mode, where, known),
         results=used,
         seconds=spent(used),
@@ -177,68 +95,46 @@ def _too_few(cell: Cell, found: Ours | None) -> bool:
     return cell.measure == "p_value" and found is not None and found.runs < LEAST
 
 
-def _shared_only(name: str, cells: Sequence[tuple[Cell, Ours | None]]) -> list[Note]:
-    """That an experiment which needs runs of its own has none: only those of the main tables."""
-    main = {_key(key) for table in MAIN for cell in experiment(table).table for key in _keys(cell)}
-    most = max(experiment(table).seeds for table in MAIN)
+def _own(used: Sequence[Mapping[str, Any]], tables: Iterable[str]) -> list[Mapping[str, Any]]:
+    """All on data and models of which some are in none of these tables."""
+    known = _keys_of(tables)
+    places = {_place(one) for one in used if _key(one["cell"]) not in known}
+    return [one for one in used if _place(one) in places]
 
-    def shared(cell: Cell, seeds: int) -> bool:
-        return seeds <= most and all(_key(key) in main for key in _keys(cell))
 
-    found = [(cell, one) for cell, one in cells if one is not None]
-    if name in MAIN or not found or not all(shared(cell, one.runs) for cell, one in found):
-        return []
-    if all(shared(cell, seeds_of(cell)) for cell, _ in cells):
-        return []
-    some = f"Only {len(found)} of {len(cells)} cells have a result"
-    return [Note(f"{some}: those that the main tables share, where the runs are shown.")]
+def _left_out(used: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]]) -> list[Note]:
+    left = sorted({_place(one) for one in used} - {_place(one) for one in shown})
+    where = ", ".join(" ".join(place) for place in left)
+    return [Note(f"Runs of the main tables are shown there: {where}.")] if left else []
+
+
+def _place(one: Mapping[str, Any]) -> tuple[str, str]:
+    return one["cell"]["data"], one["cell"]["model"]
+
+
+def _keys_of(tables: Iterable[str]) -> set[str]:
+    return {key for name in tables for cell in experiment(name).table for key in _keys(cell)}
 
 
 def _used(cells: Iterable[Cell], records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Mapping[str, Any]]:
     """The results that these cells are read off, cell after cell."""
-    found: dict[str, list[Mapping[str, Any]]] = {_key(key): [] for cell in cells for key in _keys(cell)}
+    found: dict[str, list[Mapping[str, Any]]] = {key: [] for cell in cells for key in _keys(cell)}
     for one in records:
         if mode_of(one) == mode:
             found.get(_key(one["cell"]), []).append(one)
     return [one for some in found.values() for one in some]
 
 
-def _keys(cell: Cell) -> list[dict[str, Any]]:
+def _keys(cell: Cell) -> list[str]:
     """Of what a cell needs; networks of several seeds together are a result of their own."""
     own = [reading.key for reading in readings(cell)]
-    return own + [{**key, "booster": TOGETHER} for key in own if cell.booster == TOGETHER]
+    together = [{**key, "booster": TOGETHER} for key in own if cell.booster == TOGETHER]
+    return [_key(key) for key in [*own, *together]]
 
 
 def _key(cell: Mapping[str, Any]) -> str:
+    """Whichever seeds are together."""
     return json.dumps({key: value for key, value in cell.items() if key != "seeds"}, sort_keys=True)
-
-
-def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
-    """Seconds of all runs that these results were read off, added up: each run once, and each trunk once.
-
-    The time of a branch has that of its trunk in it, which is taken to be as its share of the epochs.
-    """
-    runs: dict[str, tuple[Mapping[str, Any], float]] = {}
-    for one in records:
-        if one["seed"] and one.get("seconds"):
-            known = runs.get(key := _key({**(one.get("settings") or one["cell"]), "seed": one["seed"]}))
-            runs[key] = one, max(one["seconds"], known[1] if known else 0.0)
-    trunks: dict[Settings, list[float]] = {}
-    total = sum(seconds - _shared(one, seconds, trunks) for one, seconds in runs.values())
-    return total + sum(map(mean, trunks.values())) if runs else None
-
-
-def _shared(one: Mapping[str, Any], seconds: float, trunks: dict[Settings, list[float]]) -> float:
-    """The part of a run that its trunk took, which is noted there."""
-    try:
-        run = build(one.get("settings") or {})
-    except (SparsityError, TypeError):  # settings of another version
-        return 0.0
-    if one["separate"] or not forks(run):
-        return 0.0
-    part = seconds * start_of(run) / run.epochs
-    trunks.setdefault(trunk_of(run), []).append(part)
-    return part
 
 
 def write_pages(
@@ -271,7 +167,7 @@ def write_pages(
     drawn = bool(names) and not any(name == GAINS or trains(experiment(name).table) for name in names)
     mode = Mode() if drawn else only_mode(records)
     chosen = names or _with_results(records, mode)
-    pages = {name: _page(name, records, mode, store) for name in chosen}
+    pages = {name: _page(name, records, mode, store, chosen) for name in chosen}
     if format == "md":
         return _write_markdown(pages, Path(out or store))
     if format in ("png", "svg"):
@@ -280,9 +176,11 @@ def write_pages(
     return [p for n, one in pages.items() for p in write_page(one, place / f"{n}.{format}", format=format)]
 
 
-def _page(name: str, records: Sequence[Mapping[str, Any]], mode: Mode, store: str | Path) -> Page:
+def _page(
+    name: str, records: Sequence[Mapping[str, Any]], mode: Mode, store: str | Path, beside: Sequence[str]
+) -> Page:
     if name != GAINS:
-        return page(name, records, mode, store=store)
+        return page(name, records, mode, store=store, beside=beside)
     return gains_page(records, mode, _made(mode), store)
 
 
@@ -320,9 +218,15 @@ def _chosen(store: Store, scale: float | None, separate: bool | None) -> list[di
 
 
 def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
-    results = Results(records, mode)
-    trained = {name: [c for c in own.table if c.of != "model"] for name, own in EXPERIMENTS.items()}
-    found = [name for name, cells in trained.items() if any(ours(cell, results) for cell in cells)]
+    """Those that say something: not if all that they have is of a main table, and they need more."""
+    results, main = Results(records, mode), _keys_of(MAIN)
+    found = []
+    for name, own in EXPERIMENTS.items():
+        cells = [cell for cell in own.table if cell.of != "model"]
+        done = [cell for cell in cells if ours(cell, results)]
+        more = [cell for cell in cells if not main.issuperset(_keys(cell))]
+        if done and (name in MAIN or not more or set(more) & set(done)):
+            found.append(name)
     found.sort(key=lambda name: name not in MAIN)
     return [*([GAINS] if pairs(records, mode) else []), *found]
 
