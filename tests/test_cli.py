@@ -23,7 +23,7 @@ from suptickets.training.settings import Settings, recipes, resolve
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "schema.json").read_text())
 SHORT = ("train", "--epochs", "2", "--booster", "none", "--batch-size", "500")
-COMMANDS = ("train", "evaluate", "list", "flops", "report", "reproduce", "bench")
+COMMANDS = ("train", "evaluate", "export", "list", "flops", "report", "reproduce", "bench")
 TYPES = {
     "object": dict,
     "array": list,
@@ -80,6 +80,7 @@ def test_outputs(capsys, tmp_path: Path) -> None:
     check(output(capsys, "evaluate", tmp_path / "a"), SCHEMA["outputs"]["evaluate"])
     several = output(capsys, "evaluate", tmp_path / "a", tmp_path / "b")
     check(several, SCHEMA["outputs"]["evaluate PATH PATH"])
+    check(output(capsys, "export", tmp_path / "a"), SCHEMA["outputs"]["export"])
     check(output(capsys, "report", tmp_path / "a", "--format", "md"), SCHEMA["outputs"]["report"])
     check(output(capsys, "flops", "--model", "vgg-small"), SCHEMA["outputs"]["flops"])
     measured = output(capsys, "bench", "explore", "--model", "mlp", "--device", "cpu", "--rounds", 1)

@@ -328,7 +328,7 @@ def test_full_disk(tmp_path: Path) -> None:
     assert list((run / "checkpoint").iterdir()) == []
 
 
-@pytest.mark.parametrize("writer", ["save", "save_file"])
+@pytest.mark.parametrize("writer", ["save", "save_tensors"])
 def test_disk_that_fills_up_keeps_the_last_checkpoint(
     capsys, tmp_path: Path, monkeypatch, writer: str
 ) -> None:
@@ -345,7 +345,7 @@ def test_disk_that_fills_up_keeps_the_last_checkpoint(
     line = fails(capsys, *SHORT, "--out", run, status=1)
     assert "No space left on device" in line and "what was there before is unchanged" in line
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    changing = {"summary.json", "last.pt"} if writer == "save_file" else {"summary.json"}
+    changing = {"summary.json", "last.pt"} if writer == "save_tensors" else {"summary.json"}
     assert {p: b for p, b in before.items() if p.name not in changing}.items() <= after.items()
     assert not list(run.rglob("*.part"))
     monkeypatch.undo()

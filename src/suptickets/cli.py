@@ -30,6 +30,8 @@ from suptickets.methods import METHODS
 from suptickets.models import MODELS
 from suptickets.report import FORMATS, write_report
 from suptickets.training.evaluate import evaluate
+from suptickets.training.export import FORMATS as EXPORTS
+from suptickets.training.export import export
 from suptickets.training.folder import RunFolder, TrainingError, to_json
 from suptickets.training.price import price
 from suptickets.training.processes import deserted, disconnect, is_main, leave, speaks
@@ -81,6 +83,13 @@ def parser() -> Parser:
     evaluating.add_argument("--data", default=None, help="data set, if not that of the run")
     evaluating.add_argument("--data-dir", default=None, help="folder with the data set's published files")
     evaluating.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    exporting = commands.add_parser("export", help="a ticket for use elsewhere")
+    exporting.add_argument("path", help="a run folder, or a ticket file")
+    kinds = "a plain state dict, one without its zeros, or the whole network (default: compact)"
+    exporting.add_argument("--format", default="compact", choices=[*EXPORTS], help=kinds)
+    exporting.add_argument("--out", default=None, help="file (default: beside the ticket)")
+    exporting.add_argument("--model", default=None, help=f"onnx: {own}")
+    exporting.add_argument("--data-dir", default=None, help="onnx: folder with the images of class folders")
     listing = commands.add_parser("list", help="what there is, a line each")
     listing.add_argument("kind", choices=[*LISTS], help="what to list")
     counting = commands.add_parser("flops", help="the cost of a forward pass and of a training, beforehand")
@@ -271,6 +280,11 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"path": str(written[0] if len(written) == 1 else arguments.out or together)}
 
 
+def _export(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("format", "out", "model", "data_dir")
+    return export(Path(arguments.path), **{name: getattr(arguments, name) for name in names})
+
+
 def _list(arguments: argparse.Namespace) -> dict[str, Any]:
     entries = LISTS[arguments.kind]() if callable(LISTS[arguments.kind]) else LISTS[arguments.kind]
     return {arguments.kind: [{"name": name, "summary": summary} for name, summary in entries.items()]}
@@ -295,6 +309,7 @@ LISTS: dict[str, Any] = {
 COMMANDS: dict[str, Any] = {
     "train": _train,
     "evaluate": _evaluate,
+    "export": _export,
     "list": _list,
     "flops": _flops,
     "report": _report,

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from suptickets.deploy.compact import unpacked
 from suptickets.errors import SparsityError, reason
 from suptickets.training.settings import Settings, build, read_config, read_mapping
 
@@ -169,8 +170,7 @@ class RunFolder:
         file = self.ticket if number is None else self.single(number)
         file.parent.mkdir(exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
-        metadata = {"suptickets": to_json(about)}
-        write(file, lambda path: save_file(unshared(tensors), path, metadata))
+        write(file, lambda path: save_tensors(unshared(tensors), path, {"suptickets": to_json(about)}))
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """The result; a folder that has one is done."""
@@ -226,6 +226,11 @@ def write(path: Path, writer: Callable[[Path], Any]) -> None:
         ) from error
 
 
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """A safetensors file that others may read, like the rest; `save_file` makes private ones."""
+    path.write_bytes(save(dict(tensors), dict(metadata)))
+
+
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tied weights as tensors of their own: the file format knows no sharing."""
     seen: set[int] = set()
@@ -238,12 +243,13 @@ def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A ticket file: tensors, and what was saved about them."""
+    """A ticket file, compact or not: tensors, and what was saved about them."""
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("suptickets", "{}")
             about = dict(json.loads(text, parse_constant=lambda name: None))  # NaN of older versions
-            return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return unpacked(tensors, file.metadata() or {}), about
     except Exception as error:
         raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
 

@@ -1,0 +1,101 @@
+"""Compact files: of a tensor that is mostly zero, the values that are not, and where they are.
+
+A file is in the safetensors format. A packed tensor is its values in order, under its own name, and beside
+them `NAME/where`: a bit for each position or, where there are fewer than one in 32, the positions. The file's
+metadata name the packed tensors and their shapes. Nothing is rounded: what is read is what was saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from suptickets.errors import SparsityError, reason
+
+PACKED = "packed"  # in the metadata
+WHERE = "/where"
+
+
+def save_compact(
+    state: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a state dict, such as that of a ticket, with its zeros left out.
+
+    Args:
+        state: its tensors.
+        path: of the file.
+        metadata: texts to keep with it.
+    """
+    tensors, shapes = dict[str, Tensor](), dict[str, list[int]]()
+    for name, tensor in state.items():
+        packed = _packed(tensor.detach().cpu())
+        if packed is None:
+            tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        else:
+            shapes[name] = [*tensor.shape]
+            tensors[name], tensors[name + WHERE] = packed
+    Path(path).write_bytes(save(tensors, {**(metadata or {}), PACKED: json.dumps(shapes)}))
+
+
+def load_compact(path: str | Path) -> dict[str, Tensor]:
+    """The state dict in a file, for `load_state_dict`; one without packed tensors as it is."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return unpacked(tensors, file.metadata() or {})
+    except SparsityError:
+        raise
+    except Exception as error:
+        raise SparsityError(f"cannot read {path}: {reason(error)}") from error
+
+
+def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors of a file, the packed ones as they were."""
+    shapes = json.loads(metadata.get(PACKED, "{}"))
+    helpers = {name + WHERE for name in shapes}
+    missing = (shapes.keys() | helpers) - tensors.keys()
+    if missing:
+        raise SparsityError(f"the file is damaged: it has no {min(missing)}")
+    return {
+        name: _restored(name, tensor, tensors[name + WHERE], shapes[name]) if name in shapes else tensor
+        for name, tensor in tensors.items()
+        if name not in helpers
+    }
+
+
+def _packed(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Values, and where they are; None if the tensor itself is not larger."""
+    if not tensor.is_floating_point():
+        return None
+    flat = tensor.reshape(-1)
+    alive = (flat != 0) | torch.signbit(flat)  # -0.0 is not 0.0
+    bits = torch.from_numpy(np.packbits(alive.numpy()))
+    positions = alive.nonzero().reshape(-1).to(torch.int32 if len(flat) < 2**31 else torch.int64)
+    where = min(bits, positions, key=lambda one: one.nbytes)
+    values = flat[alive]
+    return (values, where) if values.nbytes + where.nbytes < tensor.nbytes else None
+
+
+def _restored(name: str, values: Tensor, where: Tensor, shape: list[int]) -> Tensor:
+    size = math.prod(shape)
+    bits = where.dtype == torch.uint8 and len(where) == -(-size // 8)
+    positions = torch.from_numpy(np.unpackbits(where.numpy())[:size]).nonzero().reshape(-1) if bits else where
+    if values.shape != positions.shape or not _fits(positions, size):
+        raise SparsityError(f"the file is damaged: {name} does not fit its shape {shape}")
+    return torch.zeros(size, dtype=values.dtype).index_put_((positions,), values).reshape(shape)
+
+
+def _fits(positions: Tensor, size: int) -> bool:
+    """Whether these are places in a tensor of this size, in order."""
+    inside = (positions >= 0) & (positions < size)
+    return positions.dtype in (torch.int32, torch.int64) and bool(
+        inside.all() and (positions.diff() > 0).all()
+    )

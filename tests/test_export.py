@@ -1,0 +1,208 @@
+"""Tickets for use elsewhere: compact files, ONNX, `export`."""
+
+import json
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from safetensors.torch import load_file, save_file
+
+from suptickets import SparsityError, cli
+from suptickets.deploy import load_compact, save_compact, save_onnx
+from suptickets.models import build_model
+
+SHORT = ("train", "--epochs", "3", "--cycles", "2", "--cycle-epochs", "1", "--batch-size", "500")
+
+
+def same(ours: dict, theirs: dict) -> bool:
+    """To the bit: of 0.0 and -0.0, and of NaN, too."""
+    return ours.keys() == theirs.keys() and all(
+        ours[key].shape == value.shape
+        and ours[key].dtype == value.dtype
+        and ours[key].numpy().tobytes() == value.contiguous().numpy().tobytes()
+        for key, value in theirs.items()
+    )
+
+
+# ---- compact files ----
+
+
+@given(
+    shape=some.lists(some.integers(0, 9), max_size=4),
+    density=some.sampled_from([0.0, 0.01, 0.05, 0.5, 1.0]),
+    dtype=some.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64]),
+    seed=some.integers(0, 99),
+)
+def test_a_tensor_comes_back_to_the_bit(tmp_path_factory, shape, density, dtype, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape) * (rng.random(shape) < density)
+    state = {"a.weight": torch.tensor(values, dtype=dtype).reshape(shape), "a.bias": torch.arange(3.0)}
+    file = tmp_path_factory.mktemp("compact") / "t.safetensors"
+    save_compact(state, file)
+    assert same(load_compact(file), state)
+
+
+def test_what_is_not_zero_to_the_bit_is_kept(tmp_path):
+    odd = torch.zeros(1000)
+    odd[[3, 500, 999]] = torch.tensor([-0.0, float("nan"), float("inf")])
+    layout = torch.randn(8, 4, 3, 3).relu_().to(memory_format=torch.channels_last)
+    save_compact({"odd": odd, "layout": layout}, tmp_path / "t")
+    assert same(load_compact(tmp_path / "t"), {"odd": odd, "layout": layout})
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.05, 0.1, 0.5, 0.97, 1.0])
+def test_a_file_has_the_size_of_its_values(tmp_path, density):
+    """A value has 32 bits, where it is one for each position, or 32 for each value if that is less."""
+    size = 200_000
+    weight = torch.zeros(size)
+    weight[torch.randperm(size)[: round(density * size)]] = 1.0
+    save_compact({"weight": weight}, tmp_path / "t")
+    expected = size * min(4 * density + min(1 / 8, 4 * density), 4)
+    assert expected <= (tmp_path / "t").stat().st_size <= expected + 300
+
+
+def test_a_plain_file_is_read_as_it_is(tmp_path):
+    save_file({"a": torch.eye(3)}, tmp_path / "t")
+    assert same(load_compact(tmp_path / "t"), {"a": torch.eye(3)})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"a/where": None}, "it has no a/where"),
+        ({"a": None}, "it has no a"),
+        ({"a": torch.ones(2)}, "a does not fit its shape"),
+        ({"a/where": torch.zeros(2, dtype=torch.uint8)}, "a does not fit its shape"),
+        ({"a/where": torch.tensor([0, 4, 3], dtype=torch.int32)}, "a does not fit its shape"),
+        ({"a/where": torch.tensor([0, 4, 99], dtype=torch.int32)}, "a does not fit its shape"),
+        ({"a/where": torch.tensor([-1, 4, 9], dtype=torch.int32)}, "a does not fit its shape"),
+        ({"a/where": torch.tensor([0.5, 4, 9])}, "a does not fit its shape"),
+        ({"a": torch.ones(3, 1)}, "a does not fit its shape"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, change, told):
+    parts = {"a": torch.ones(3), "a/where": torch.tensor([0, 4, 9], dtype=torch.int32)}
+    kept = {key: value for key, value in {**parts, **change}.items() if value is not None}
+    save_file(kept, tmp_path / "t", {"packed": json.dumps({"a": [10, 2]})})
+    with pytest.raises(SparsityError, match=told):
+        load_compact(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    "packed", ["", "[1]", '{"a": 3}', '{"a": [-1]}', '{"a": ["x"]}', '{"a": [1000000000000000]}']
+)
+def test_metadata_that_make_no_sense_are_refused(tmp_path, packed):
+    parts = {"a": torch.ones(1), "a/where": torch.zeros(1, dtype=torch.int32)}
+    save_file(parts, tmp_path / "t", {"packed": packed})
+    with pytest.raises(SparsityError):
+        load_compact(tmp_path / "t")
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / "t").write_bytes(b"no tensors")
+    for path in (tmp_path / "t", tmp_path / "none", tmp_path):
+        with pytest.raises(SparsityError, match="cannot read"):
+            load_compact(path)
+
+
+# ---- the command ----
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    assert cli.main([*SHORT, "--keep-tickets", "--out", str(folder)]) == 0
+    return folder
+
+
+def exported(capsys, *arguments: object) -> dict:
+    capsys.readouterr()
+    assert cli.main(["export", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def scores(capsys, path: Path) -> dict:
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("format", ["dense", "compact"])
+def test_exported_tickets_are_the_same_network(capsys, run, tmp_path, format):
+    found = exported(capsys, run, "--format", format)
+    file = run / f"ticket.{format}.safetensors"
+    assert found == {"path": str(file), "bytes": file.stat().st_size}
+    assert same(load_compact(file), load_file(run / "ticket.safetensors"))
+    build_model("vgg-small", 10, channels=1, size=8).load_state_dict(load_compact(file))
+    ours, theirs = scores(capsys, file), scores(capsys, run / "ticket.safetensors")
+    assert ours == theirs
+    again = exported(capsys, file, "--format", "dense", "--out", tmp_path / "again")
+    assert load_file(again["path"]).keys() == load_file(run / "ticket.safetensors").keys()
+
+
+def test_a_single_ticket(capsys, run):
+    found = exported(capsys, run / "tickets" / "ticket-1.safetensors")
+    assert found["path"] == str(run / "tickets" / "ticket-1.compact.safetensors")
+    assert found["bytes"] < 0.2 * (run / "tickets" / "ticket-1.safetensors").stat().st_size
+
+
+def test_others_may_read_what_a_user_lets_them_read(capsys, run):
+    exported(capsys, run)
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in run.iterdir() if file.is_file()}
+    assert len(modes) == 1
+
+
+def test_what_cannot_be_exported_is_refused_in_a_line(capsys, run, tmp_path):
+    other = tmp_path / "ensemble"
+    assert cli.main([*SHORT, "--booster", "ensemble", "--out", str(other)]) == 0
+    for arguments, told in (
+        ((tmp_path,), "there is no ticket at"),
+        ((other,), "predicts with 2 networks: export one of them"),
+        ((run, "--format", "pickle"), "unknown format"),
+        ((run, "--out", run / "ticket.safetensors", "--format", "dense"), "choose another --out"),
+        ((run, "--out", tmp_path), "choose another --out"),
+        ((run, "--out", tmp_path / "none" / "file"), "choose another --out"),
+    ):
+        capsys.readouterr()
+        assert cli.main(["export", *map(str, arguments)]) == 2
+        out, err = capsys.readouterr()
+        assert not out and told in err and err.count("\n") == 1
+    assert scores(capsys, run / "ticket.safetensors")
+
+
+# ---- ONNX ----
+
+
+def test_without_its_packages_onnx_says_what_to_install(capsys, run, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    capsys.readouterr()
+    assert cli.main(["export", str(run), "--format", "onnx"]) == 2
+    assert "pip install 'suptickets[onnx]'" in capsys.readouterr().err
+    assert not [*run.glob("*.onnx*")]
+
+
+def test_onnx_computes_the_same(capsys, run):
+    onnx = pytest.importorskip("onnx.reference")
+    file = exported(capsys, run, "--format", "onnx")["path"]
+    model = build_model("vgg-small", 10, channels=1, size=8).eval()
+    model.load_state_dict(load_file(run / "ticket.safetensors"))
+    session = onnx.ReferenceEvaluator(file)
+    for batch in (1, 3):
+        images = torch.randn(batch, 1, 8, 8)
+        (logits,) = session.run(None, {"images": images.numpy()})
+        np.testing.assert_allclose(logits, model(images).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_that_onnx_cannot_have_is_refused(tmp_path):
+    pytest.importorskip("onnxscript")
+
+    class Odd(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum().item() > 0 else -x
+
+    with pytest.raises(SparsityError, match="torch cannot write this network as ONNX"):
+        save_onnx(Odd(), torch.ones(1, 3), tmp_path / "odd.onnx")
