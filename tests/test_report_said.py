@@ -109,6 +109,17 @@ def test_an_experiment_is_reported_once_it_has_a_result_of_its_own(tmp_path, nam
     assert name in chosen(tmp_path)
 
 
+def test_one_page_may_have_a_file_of_its_own(tmp_path):
+    make_store(tmp_path, "vgg16", cells="method=rigl,sparsity=0.9", seeds=(1,))
+    file = tmp_path / "new" / "page.tex"
+    assert write_pages(tmp_path, ["vgg16"], file, format="tex") == [file] and "93.48" in file.read_text()
+    with pytest.raises(SparsityError, match="one file for 4 pages: give a folder, or one --experiment"):
+        write_pages(tmp_path, out=file, format="tex")
+    folder = tmp_path / "a.tex"
+    folder.mkdir()
+    assert write_pages(tmp_path, ["vgg16"], folder, format="tex") == [folder / "vgg16.tex"]
+
+
 def test_runs_are_shown_once(tmp_path):
     """By the main table, and by others on the data on which they have more."""
     make_store(tmp_path, "vgg16", cells="method=rigl,sparsity=0.9", seeds=(1,))

@@ -154,8 +154,8 @@ def write_pages(
         store: the folder of the results.
         names: of experiments, or `gains`: whether Sup-tickets helps, over all of them.
         out: the folder for `NAME.html`, `NAME.tex` or `NAME.md` (its plots in `plots/NAME-PLOT.svg` there),
-            by default the store; a file `....md` takes all experiments. Plots by themselves are in a folder
-            `NAME` each, by default in the store's `plots`.
+            by default the store; or the file of one experiment, and a file `....md` takes all. Plots by
+            themselves are in a folder `NAME` each, by default in the store's `plots`.
         format: as for `write_report`.
         scale: of the results that are meant.
         separate: whether those are meant that are not forked.
@@ -172,8 +172,7 @@ def write_pages(
         return _write_markdown(pages, Path(out or store))
     if format in ("png", "svg"):
         return _write_plots(pages, Path(out or Path(store) / "plots"), format)
-    place = Path(out or store)
-    return [p for n, one in pages.items() for p in write_page(one, place / f"{n}.{format}", format=format)]
+    return _write_files(pages, Path(out or store), format)
 
 
 def _page(
@@ -190,6 +189,15 @@ def _write_markdown(pages: Mapping[str, Page], out: Path) -> list[Path]:
         return write_book(pages, out)
     written = [write_book({name: one}, out / f"{name}.md") for name, one in pages.items()]
     return [files[0] for files in written] + [plot for files in written for plot in files[1:]]
+
+
+def _write_files(pages: Mapping[str, Page], out: Path, format: str) -> list[Path]:
+    """A file for each, or the one that was asked for."""
+    file = out.suffix == f".{format}" and not out.is_dir()
+    if file and len(pages) > 1:
+        raise SparsityError(f"{out} is one file for {len(pages)} pages: give a folder, or one --experiment")
+    places = {name: out if file else out / f"{name}.{format}" for name in pages}
+    return [path for name, one in pages.items() for path in write_page(one, places[name], format=format)]
 
 
 def _write_plots(pages: Mapping[str, Page], out: Path, format: str) -> list[Path]:
