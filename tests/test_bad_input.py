@@ -337,6 +337,16 @@ def test_check_sees_a_lost_weight_decay():
     network.check()  # on purpose, as far as anybody can tell
     optimizer.param_groups[1]["weight_decay"] = 0
     refused(network.check, "the weight decay of 2 was 0.1 and is 0")
+    network.attach(optimizer)
+    network.check()  # it is meant
+
+
+def test_check_lets_a_weight_decay_change():
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.5), optimizer)
+    optimizer.param_groups[0]["weight_decay"] *= 10
+    network.check()
 
 
 # ---- steps ----
@@ -524,14 +534,16 @@ def test_a_state_without_some_sparse_weights_leaves_them_if_it_may():
     train_step(model, optimizer, batches((6,), 4)[0])
     state = {name: value.clone() for name, value in model.state_dict().items()}
     momentum = {p: optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()}
-    part = {"0.bias": state["0.bias"] + 1, "2.weight": state["2.weight"] + 1}
-    part["2.weight_connections.positions"] = state["2.weight_connections.positions"]
+    other = mlp()
+    st.sparsify(other, st.RigL(0.5), sgd(other), seed=1)
+    names = ("2.weight", "2.weight_connections.positions")
+    part = {"0.bias": state["0.bias"] + 1, **{name: other.state_dict()[name] for name in names}}
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({"0.bias": state["0.bias"]})
     model.load_state_dict(part, strict=False)
     for name, value in model.state_dict().items():
         assert torch.equal(value, part.get(name, state[name])), name
-    for name, parameter in model.named_parameters():  # only what was loaded starts anew
+    for name, parameter in model.named_parameters():  # only what has other connections starts anew
         kept = optimizer.state.get(parameter, {}).get("momentum_buffer")
         assert kept is None if name == "2.weight" else torch.equal(kept, momentum[parameter])
 

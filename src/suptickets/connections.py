@@ -58,10 +58,10 @@ class Ticket:
     @staticmethod
     def of_dense(state: Mapping[str, Tensor], layers: Iterable[str]) -> Ticket:
         """From the state dict of a plain model: in the named weights, zeros are inactive connections."""
-        first: dict[tuple[int, torch.Size], str] = {}
+        first: dict[Any, str] = {}
         sparse, aliases = {}, {}
         for key in layers:
-            place = (state[key].data_ptr(), state[key].shape)
+            place = state[key].data_ptr(), state[key].shape, state[key].stride()
             if first.setdefault(place, key) != key:
                 aliases[key] = first[place]
                 continue

@@ -8,7 +8,7 @@ go keeps them, a new one starts at 0 with the optimizer's own initial state.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +26,17 @@ from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
 from suptickets.rewiring import Change, rewire
 from suptickets.saved import FORMAT, check_state, keys, weight_problems
+from suptickets.steps import Steps
 from suptickets.weight import SparseWeight
 
 if TYPE_CHECKING:
     from suptickets.methods.base import Method
+
+
+APART = (
+    "there are several processes, and each chooses its own connections: if they train one network together, "
+    "wrap the model in DistributedDataParallel"
+)
 
 
 class SparseNetwork:
@@ -49,15 +56,19 @@ class SparseNetwork:
         self.booster: Booster | None = None
         self.ranks = Ranks(model, self.weights.values())
         self.collection = Collection(self.weights.values(), self.ranks)
-        self._open = self._explicit = self._stepped = self._hooked = False
+        self.steps = Steps(self._begin, self._end, self._broken)
         self._held = self._loaded_optimizer = self._told = False
         self._warned = set[str]()
-        self._handles: list[Any] = []
+        self._loading: Any = None
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
             model.register_load_state_dict_pre_hook(Link(self._before_load)),
-            model.register_load_state_dict_post_hook(Link(self._after_load)),
+            *(module.register_load_state_dict_post_hook(Link(self._after_load)) for module in self._owners()),
         ]
+
+    def _owners(self) -> set[nn.Module]:
+        """The modules that have sparse weights: each may be loaded by itself."""
+        return {module for weight in self.weights.values() for module, _ in weight.owners}
 
     # ---- counts ----
 
@@ -141,9 +152,13 @@ class SparseNetwork:
         needed = (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)
         if needed and not self.gradients_ready():
             return False
+        if self.step and self.ranks.apart:
+            self.warn(APART)
         changes = [Change(self.weights[name], kept[name], final[name]) for name in kept]
         changes = [c for c in changes if not c.kept == c.final == c.weight.nonzero]
         changes = [c for c in changes if not needed or c.weight.gradient is not None]
+        if grows and growing.name == "momentum" and self.method.observes:
+            changes = [c for c in changes if c.weight.momentum is not None]
         rewire(changes, pruning, growing, self.generator, self.state)
         return True
 
@@ -173,7 +188,7 @@ class SparseNetwork:
         total -= sum(weight.nonzero for name, weight in self.weights.items() if name not in changing)
         if total < at_least * len(changing) or not changing:
             raise SparsityError("layers that are frozen or kept dense leave no connections for the others")
-        scores = [criterion.score(weight, self.generator) for weight in changing.values()]
+        scores = [criterion.scores(weight, self.generator) for weight in changing.values()]
         for score in scores:
             score[strongest(score, min(at_least, len(score)))] = torch.inf
         sizes = torch.tensor([len(score) for score in scores])
@@ -215,10 +230,14 @@ class SparseNetwork:
         return bool(trained) and not any(w.slot is not None or id(w.values) in trained for w in own)
 
     def _skip(self, why: str) -> bool:
-        if why not in self._warned:
-            self._warned.add(why)
-            warnings.warn(f"{why} at an exploration: it was skipped", RuntimeWarning, stacklevel=3)
+        self.warn(f"{why} at an exploration: it was skipped")
         return False
+
+    def warn(self, message: str) -> None:
+        """Once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     def gradients_finite(self) -> bool:
         """Whether the gradients of all positions that are there are finite."""
@@ -252,20 +271,16 @@ class SparseNetwork:
         part of a graph.
         """
         self.state = OptimizerState(optimizer, self.weights.values())
-        for handle in self._handles:
-            handle.remove()
-        self._handles = [
-            optimizer.register_load_state_dict_post_hook(lambda *_: self._optimizer_was_loaded())
-        ]
-        self._hooked = hooks
-        if hooks:
-            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._hook(self._begin)))
-            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._hook(self._end)))
+        self.steps.follow(optimizer, hooks=hooks)
+        if self._loading is not None:
+            self._loading.remove()
+        self._loading = optimizer.register_load_state_dict_post_hook(lambda _: self._optimizer_was_loaded())
         self.prepare()
 
     def detach(self) -> None:
         """Let go of the model and the optimizer: connections stay as they are from now on."""
-        for handle in (*self._handles, *self._links):
+        self.steps.leave()
+        for handle in self._links if self._loading is None else [*self._links, self._loading]:
             handle.remove()
         self.collection.stop()
         self.ranks.leave(self.model)
@@ -274,38 +289,31 @@ class SparseNetwork:
         """To be called before the optimizer's step by a loop that drives the network itself."""
         if self.state is None and self.weights:
             raise SparsityError("no optimizer is attached: call network.attach(optimizer)")
-        self._explicit, self._stepped = True, not self._hooked
-        self._begin()
+        self.steps.before()
 
     def after_step(self) -> None:
         """To be called after the optimizer's step by a loop that drives the network itself."""
-        try:
-            self._end()
-        finally:
-            self._explicit = False
-
-    def _hook(self, action: Callable[[], None]) -> None:
-        """Inside a step that is driven explicitly, the hooks only show that the optimizer's step happened."""
-        self._stepped = not self._inert()
-        if not self._explicit:
-            action()
+        self.steps.after()
 
     def _optimizer_was_loaded(self) -> None:
         self._loaded_optimizer = True
 
     def _begin(self) -> None:
-        self._open = True
         self.collection.settle(self.optimizer)
         if self.booster is not None:
             self.booster.before_step()
 
-    def _end(self) -> None:
-        if not self._open:
-            return
-        self._open = self._loaded_optimizer = False
+    def _broken(self) -> None:
+        """The step has raised: it was none."""
+        self.collection.discard()
         if self.booster is not None:
             self.booster.put_back()
-        if self._skipped():
+
+    def _end(self, skipped: bool) -> None:
+        self._loaded_optimizer = False
+        if self.booster is not None:
+            self.booster.put_back()
+        if skipped:
             self.collection.discard()
             return
         self.step += 1
@@ -315,15 +323,6 @@ class SparseNetwork:
         if self.booster is not None:
             self.booster.after_step()
         self.prepare()
-
-    def _skipped(self) -> bool:
-        """Whether GradScaler skipped the optimizer's step."""
-        return not self._stepped if self._explicit else self._inert()
-
-    def _inert(self) -> bool:
-        """Whether GradScaler makes the fused step that it is just calling do nothing."""
-        found = getattr(self.optimizer, "found_inf", None)
-        return found is not None and bool(found)
 
     # ---- copies, files, checks ----
 
@@ -364,12 +363,12 @@ class SparseNetwork:
 
     def _after_load(self, *_: Any) -> None:
         """Optimizer state of other connections is started anew, unless it has just been loaded too."""
-        loaded = [weight for weight in self.weights.values() if weight.loaded]
-        for weight in loaded:
-            weight.loaded = False
+        moved = [weight for weight in self.weights.values() if weight.moved]
+        for weight in moved:
+            weight.moved = False
         if self.state is None:
             return
-        for weight in loaded:
+        for weight in moved:
             if not self._loaded_optimizer or self.state.problem(weight) is not None:
                 self.state.optimizer.state.pop(weight.values, None)
             weight.values.grad = None

@@ -31,7 +31,7 @@ class OptimizerState:
         check_optimizer(optimizer)
         self.optimizer = optimizer
         self.decay: dict[str, Any] = {}
-        self._fills: dict[Any, dict[str, Tensor]] = {}
+        self._fills: dict[Any, tuple[Any, dict[str, Tensor]]] = {}
         for weight in weights:
             self._check(weight)
             self.decay[weight.name] = self._decay(weight)
@@ -57,8 +57,11 @@ class OptimizerState:
             problem = self.problem(weight)
             yield from [] if problem is None else [problem]
             before, now = self.decay[weight.name], self._decay(weight)
-            if before != now:
-                yield f"the weight decay of {weight.name} was {before} and is {now}"
+            if before and not now:
+                yield (
+                    f"the weight decay of {weight.name} was {before} and is {now} (if that is meant: "
+                    "network.attach(optimizer) again)"
+                )
 
     def _decay(self, weight: SparseWeight) -> Any:
         return (self.group(weight) or {}).get("weight_decay")
@@ -118,15 +121,16 @@ class OptimizerState:
                 state[key] = was.copy_(part) if len(was) == len(part) else part.clone()
 
     def _fill(self, weight: SparseWeight) -> dict[str, Tensor]:
-        """The initial state as numbers; asked for once per group and rate, because asking takes a while."""
+        """The initial state as numbers; asked for anew when the rate is another: asking takes a while."""
         group, like = self.group(weight), weight.values
         assert group is not None
-        rate = group.get("lr")
-        key = (id(group), like.dtype, like.device, None if isinstance(rate, Tensor) else rate)
-        if key not in self._fills or isinstance(rate, Tensor):
+        rate, key = group.get("lr"), (id(group), like.dtype, like.device)
+        known, fills = self._fills.get(key, (None, {}))
+        if known is None or isinstance(rate, Tensor) or known != rate:
             tensors = {k: v for k, v in self._initial(weight).items() if isinstance(v, Tensor) and v.dim()}
-            self._fills[key] = {k: v.flatten()[0] for k, v in tensors.items()}
-        return self._fills[key]
+            fills = {k: v.flatten()[0] for k, v in tensors.items()}
+            self._fills[key] = rate, fills
+        return fills
 
     def _initial(self, weight: SparseWeight) -> dict[str, Any]:
         """The state that the optimizer gives to a connection it has not seen."""

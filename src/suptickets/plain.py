@@ -21,10 +21,11 @@ def densified(model: nn.Module) -> nn.Module:
     plain = copy.deepcopy(model, _detached(model))
     for weight in [module for module in plain.modules() if isinstance(module, SparseWeight)]:
         restore(weight)
-    loading = plain._load_state_dict_pre_hooks, plain._load_state_dict_post_hooks
-    for hooks in (plain._forward_pre_hooks, *loading):
-        for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "hook", hook), Link)]:
-            del hooks[key]
+    for module in plain.modules():
+        loading = module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks
+        for hooks in (module._forward_pre_hooks, *loading):
+            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "hook", hook), Link)]:
+                del hooks[key]
     forget(plain)
     return plain
 

@@ -60,6 +60,13 @@ class Ranks:
         """Whether there are other ranks to agree with."""
         return self.ddp is not None and dist.get_world_size(self.ddp.process_group) > 1
 
+    @property
+    def apart(self) -> bool:
+        """Whether there are other processes, with which no wrapper connects us."""
+        return (
+            self.ddp is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        )
+
     @_disable_dynamo  # imports dynamo only when it is called
     def meet(self, generator: torch.Generator, step: int) -> None:
         """In a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does."""

@@ -123,7 +123,7 @@ class _Together:
         if not count:
             return [kept[number][:0] for number in numbers]
         scores = [
-            grow.score(self.weights[number], generator).scatter_(0, kept[number], -torch.inf)
+            grow.scores(self.weights[number], generator).scatter_(0, kept[number], -torch.inf)
             for number in numbers
         ]
         if len(scores) == 1:

@@ -38,7 +38,8 @@ def sparsify(
             built afterwards (`network.attach(optimizer)`).
         include: names of weights or modules, or patterns, to make sparse instead of the default.
         exclude: names or patterns to leave dense.
-        seed: seed of all random choices of connections; torch's own initial seed by default.
+        seed: seed of all random choices of connections; torch's own initial seed by default, so that models
+            of the same shapes get the same connections: give each its own for others.
     """
     _refuse(model, method)
     if optimizer is not None:

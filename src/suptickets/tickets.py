@@ -17,6 +17,7 @@ from suptickets.connections import Ticket
 from suptickets.criteria import grow_criterion, prune_criterion
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
+from suptickets.rates import Rates
 from suptickets.saved import keys, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
 from suptickets.superpose import Superposition
@@ -97,8 +98,7 @@ class SupTickets:
         self.explored: list[int] = []
         self.collected: list[int] = []
         self._kept: list[Ticket] = []
-        self._proportions: list[float] | None = None
-        self._users: list[Any] | None = None
+        self._rates = Rates()
         self._rate: float | None = None
         self._check()
         network.booster = self
@@ -188,24 +188,13 @@ class SupTickets:
     def before_step(self) -> None:
         """Put the cycle's rate into the optimizer."""
         self._rate = self.rate_at(self.network.step + 1)
-        if self._rate is None or self.network.state is None or self._users is not None:
-            return
-        groups = self.network.state.optimizer.param_groups
-        if self._proportions is None or len(self._proportions) != len(groups):
-            own = [float(group.get("initial_lr", group["lr"])) for group in groups]
-            reference = next((rate for rate in own if rate), None)
-            self._proportions = [1.0 if reference is None else rate / reference for rate in own]
-        self._users = [_read(group["lr"]) for group in groups]
-        for group, proportion in zip(groups, self._proportions, strict=True):
-            group["lr"] = _written(group["lr"], self._rate * proportion)
+        if self._rate is not None and self.network.optimizer is not None:
+            self._rates.put(self.network.optimizer, self._rate)
 
     def put_back(self) -> None:
         """Put the user's rate back, where their scheduler expects it."""
-        if self._users is None or self.network.state is None:
-            return
-        for group, rate in zip(self.network.state.optimizer.param_groups, self._users, strict=False):
-            group["lr"] = _written(group["lr"], rate)
-        self._users = None
+        if self.network.optimizer is not None:
+            self._rates.put_back(self.network.optimizer)
 
     def holds(self, step: int) -> bool:
         """From the first cycle on, the method makes no updates of its own."""
@@ -261,6 +250,11 @@ class SupTickets:
             )
         if self.batch_norm == "recompute" and loader is None:
             raise SparsityError("batch_norm='recompute' needs data: call ticket(loader)")
+        if self.batch_norm == "average" and loader is not None and batch_norms(self.network.model):
+            unused = (
+                "the loader is not used: batch-norm statistics are averaged (batch_norm='recompute' uses it)"
+            )
+            warnings.warn(unused, RuntimeWarning, stacklevel=2)
         plain = self._plain(self.superposition.result())
         if self.batch_norm == "recompute" and loader is not None:
             recompute(plain, loader)
@@ -325,7 +319,7 @@ class SupTickets:
             "collected": list(self.collected),
             "explored": list(self.explored),
             "kept": [ticket.pack() for ticket in self._kept],
-            "proportions": self._proportions,
+            "proportions": self._rates.proportions,
         }
 
     def _settings(self) -> dict[str, Any]:
@@ -353,7 +347,7 @@ class SupTickets:
         self.superposition.count = len(state["collected"])
         self.collected, self.explored = list(state["collected"]), list(state["explored"])
         self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]
-        self._proportions = state["proportions"]
+        self._rates.proportions = state["proportions"]
 
 
 def _rates(lr: tuple[float, float]) -> tuple[float, float]:
@@ -386,14 +380,3 @@ def _criteria(criteria: Criteria, cycles: int) -> list[tuple[str, str]] | None:
     for prune, grow in pairs:
         prune_criterion(prune), grow_criterion(grow)
     return [(prune, grow) for prune, grow in pairs]
-
-
-def _read(rate: float | Tensor) -> float | Tensor:
-    return rate.clone() if isinstance(rate, Tensor) else rate
-
-
-def _written(holder: float | Tensor, rate: float | Tensor) -> float | Tensor:
-    """`rate` in the place of `holder`; a tensor is filled, because graphs and kernels hold on to it."""
-    if isinstance(holder, Tensor):
-        return holder.copy_(rate) if isinstance(rate, Tensor) else holder.fill_(rate)
-    return rate

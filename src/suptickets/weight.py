@@ -55,7 +55,7 @@ class SparseWeight(nn.Module):
         self.collector: DenseGradient | Slot | None = None
         self.slot: Slot | None = None
         self.momentum: Tensor | None = None
-        self.loaded = False  # since the network has looked
+        self.moved = False  # by loading, since the network has looked
         dtype = torch.int32 if self.size < 2**31 else torch.int64
         rows = torch.arange(self.size, device=dense.device)
         self.register_buffer("positions", self.addresses(rows).to(dtype))
@@ -237,12 +237,15 @@ class SparseWeight(nn.Module):
     def accept(self, values: Tensor | None, rows: Tensor | None) -> str | None:
         """Make room for saved `values` at saved `rows`; says what is wrong with them, if anything is."""
         problem = self.problem(values, rows)
-        if problem is None and values is not None and len(values) != self.nonzero:
+        if problem is not None or values is None or rows is None:
+            return problem
+        self.moved |= len(rows) != self.nonzero or not torch.equal(rows.to(self.rows()), self.rows())
+        if len(values) != self.nonzero:
             parameter = self.values
             with torch.no_grad():
                 parameter.set_(parameter.new_zeros(values.shape))  # type: ignore[call-overload]
             self.positions = self.positions.new_zeros(len(values))
-        return problem
+        return None
 
     def problem(self, values: Tensor | None, rows: Tensor | None) -> str | None:
         """What keeps `values` at `rows` from being connections of this weight."""
@@ -308,7 +311,6 @@ class SparseModule(nn.Module):
             given = state.get(key), state.get(f"{key}{SUFFIX}.positions")
             problem = weight.accept(*given) if any(part is not None for part in given) else None
             errors += [] if problem is None else [problem]
-            weight.loaded |= any(part is not None for part in given)
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
 

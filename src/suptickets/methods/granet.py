@@ -52,7 +52,7 @@ class GraNet(Dynamic):
         return -(-self.prune_end // self.interval) * self.interval
 
     def begin(self, network: SparseNetwork) -> None:
-        """Half of the connections, at random; refuse a target at which a layer would have none."""
+        """`initial_sparsity`, at random; refuse a target at which a layer would have no connection."""
         total, free = network.parameters_total, network.changing
         needed = sum(w.size for name, w in network.weights.items() if name not in free) + len(free)
         if round((1 - self.sparsity) * total) < needed:
@@ -63,20 +63,24 @@ class GraNet(Dynamic):
         super().begin(network)
 
     def due(self, step: int) -> bool:
-        """Until the target is reached, no stop applies."""
-        return super().due(step) or (step % self.interval == 0 and step <= self.ready)
+        """From `prune_start` on; until the target is reached, no stop applies."""
+        pruning = step % self.interval == 0 and step <= self.ready
+        return step >= self.prune_start and (super().due(step) or pruning)
 
     def update(self, network: SparseNetwork, step: int) -> None:
         """Prune to the schedule, then explore."""
-        if self.due(step) and step >= self.prune_start:
+        if self.due(step):
             self._prune(network, step)
             self._explore(network, step)
 
     def _prune(self, network: SparseNetwork, step: int) -> None:
         sparsity = cubic(step, self.prune_start, self.prune_end, self.initial_sparsity, self.sparsity)
-        total = round((1 - sparsity) * network.parameters_total)
-        if total < network.nonzero:
-            network.prune(network.global_counts(total), by="magnitude")
+        total, changing = round((1 - sparsity) * network.parameters_total), network.changing
+        least = network.nonzero - sum(weight.nonzero - 1 for weight in changing.values())
+        if total < least:
+            network.warn("layers that are frozen keep their connections: the sparsity stays below the target")
+        if max(total, least) < network.nonzero:
+            network.prune(network.global_counts(max(total, least)), by="magnitude")
 
     def _explore(self, network: SparseNetwork, step: int) -> None:
         network.explore(self.rate_at(step))

@@ -80,11 +80,16 @@ class SNIP(Method):
             return
         assert self.data is not None and self.loss is not None
         device = next(model.parameters()).device
+        taken = 0
         for batch in islice(self.data, self.batches):
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 raise SparsityError("SNIP's data must give pairs (x, y); or use backward=")
             x, y = batch
             self.loss(model(x.to(device)), y.to(device)).backward()
+            taken += 1
+        if 0 < taken < self.batches:
+            few = f"SNIP's data gave {taken} of {self.batches} batches"
+            warnings.warn(few, RuntimeWarning, stacklevel=2)
 
 
 @contextmanager

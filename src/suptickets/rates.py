@@ -1,0 +1,62 @@
+"""A cycle's learning rate in the optimizer while it steps, and the user's at all other times.
+
+A scheduler that computes its rate from the last one would be led astray by any other that it finds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Users(NamedTuple):
+    """The user's rates, and who put others in their place."""
+
+    owner: Rates
+    rates: list[float | Tensor]
+
+
+_USERS: WeakKeyDictionary[Optimizer, Users] = WeakKeyDictionary()  # of optimizers that are in a step
+
+
+class Rates:
+    """Of one that has cycles; of several with one optimizer, the first to come puts the user's rates back."""
+
+    def __init__(self) -> None:
+        """The groups of the optimizer keep their `proportions` to the first that learns."""
+        self.proportions: list[float] | None = None
+
+    def put(self, optimizer: Optimizer, rate: float) -> None:
+        """Rates of a cycle, `rate` for the first group."""
+        self.put_back(optimizer)  # of a step that was broken off
+        groups = optimizer.param_groups
+        if self.proportions is None or len(self.proportions) != len(groups):
+            own = [float(group.get("initial_lr", group["lr"])) for group in groups]
+            reference = next((rate for rate in own if rate), None)
+            self.proportions = [1.0 if reference is None else rate / reference for rate in own]
+        _USERS.setdefault(optimizer, Users(self, [_read(group["lr"]) for group in groups]))
+        for group, proportion in zip(groups, self.proportions, strict=True):
+            group["lr"] = _written(group["lr"], rate * proportion)
+
+    def put_back(self, optimizer: Optimizer) -> None:
+        """The user's rates, if this one has replaced them."""
+        users = _USERS.get(optimizer)
+        if users is None or users.owner is not self:
+            return
+        del _USERS[optimizer]
+        for group, rate in zip(optimizer.param_groups, users.rates, strict=False):
+            group["lr"] = _written(group["lr"], rate)
+
+
+def _read(rate: float | Tensor) -> float | Tensor:
+    return rate.clone() if isinstance(rate, Tensor) else rate
+
+
+def _written(holder: float | Tensor, rate: float | Tensor) -> float | Tensor:
+    """`rate` in the place of `holder`; a tensor is filled, because graphs and kernels hold on to it."""
+    if isinstance(holder, Tensor):
+        return holder.copy_(rate) if isinstance(rate, Tensor) else holder.fill_(rate)
+    return rate

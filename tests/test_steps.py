@@ -1,0 +1,265 @@
+"""What may happen around the steps of an optimizer: loads, errors, several networks, layers that rest."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from helpers import batches, mlp, sgd, train_step
+from torch import nn
+
+import suptickets as st
+from suptickets.criteria import Criterion
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=5e-4),
+    "fused": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, fused=True),
+    "adam": lambda p: torch.optim.AdamW(p, 0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5),
+}
+
+
+# ---- loading weights between steps ----
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("part", [False, True])
+def test_loading_the_same_connections_leaves_the_optimizer_alone(name, part):
+    """Look at other weights and come back: as if nothing had been."""
+
+    def trained(look: bool) -> dict:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        network = st.sparsify(model, st.Static(0.5), optimizer, seed=0)
+        first = {key: value.clone() for key, value in model.state_dict().items()}
+        for batch in batches((6,), 4, count=6):
+            train_step(model, optimizer, batch)
+            if look:
+                where = model[0] if part else model
+                now = {key: value.clone() for key, value in where.state_dict().items()}
+                where.load_state_dict({key: first[f"0.{key}" if part else key] for key in now})
+                where.load_state_dict(now)
+        network.check()
+        return model.state_dict()
+
+    plain = trained(look=False)
+    assert all(torch.equal(value, plain[key]) for key, value in trained(look=True).items())
+
+
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("sparsity", [0.5, 0.7])
+def test_loading_other_connections_starts_their_state_anew(part, sparsity):
+    model, other = mlp(), mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    network = st.sparsify(model, st.Static(0.5), optimizer, seed=0)
+    st.sparsify(other, st.Static(sparsity), seed=1)
+    for batch in batches((6,), 4):
+        train_step(model, optimizer, batch)
+    bias = optimizer.state[model[0].bias]["exp_avg"].clone()
+    (model[0] if part else model).load_state_dict((other[0] if part else other).state_dict())
+    values = {name: weight.values for name, weight in network.weights.items()}
+    assert not optimizer.state.get(values["0"]) and torch.equal(
+        optimizer.state[model[0].bias]["exp_avg"], bias
+    )
+    assert bool(optimizer.state.get(values["2"])) == part
+    network.check()
+    for batch in batches((6,), 4):
+        train_step(model, optimizer, batch)
+    network.check()
+
+
+# ---- steps that raise, and several networks ----
+
+
+class Broken(Exception):
+    """Raised once."""
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_a_closure_that_raises_leaves_rates_as_they_were(keyword):
+    """The step is done again; rates, scheduler and tickets are those of a training without it."""
+
+    def trained(broken: int | None) -> tuple[list, dict]:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = sgd(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        network = st.sparsify(model, st.RigL(0.5, interval=4), optimizer, seed=0)
+        tickets = st.SupTickets(network, 12, 4, 2, (0.001, 0.005))
+        rates = []
+        for number, (x, y) in enumerate(batches((6,), 4, count=12)):
+
+            def closure(raises: bool = False, x=x, y=y):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                if raises:
+                    raise Broken
+                return loss
+
+            if number == broken:
+                with pytest.raises(Broken):
+                    optimizer.step(lambda: closure(True))
+                assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.9**number)
+            optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+            rates.append((tickets.lr, optimizer.param_groups[0]["lr"]))
+            scheduler.step()
+        return rates, tickets.ticket().state_dict()
+
+    rates, ticket = trained(None)
+    for broken in (2, 3, 4, 7, 11):
+        again, other = trained(broken)
+        assert again == rates and all(torch.equal(other[key], value) for key, value in ticket.items())
+
+
+def test_a_step_that_breaks_off_is_put_right_by_the_next():
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.SET(0.5), optimizer, seed=0)
+    tickets = st.SupTickets(network, 8, 4, 2, (0.001, 0.005))
+    network.before_step()  # and nothing comes of it
+    assert optimizer.param_groups[0]["lr"] == tickets.lr != 0.05
+    for x, y in batches((6,), 4, count=8):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        network.before_step()
+        optimizer.step()
+        network.after_step()
+        assert optimizer.param_groups[0]["lr"] == 0.05
+    assert tickets.collected == [4, 8]
+
+
+def test_two_networks_with_cycles_share_an_optimizer():
+    a, b = mlp(), mlp()
+    optimizer = torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.1)
+    for model in (a, b):
+        st.SupTickets(st.sparsify(model, st.SET(0.5), optimizer, seed=0), 8, 2, 2, (0.001, 0.005))
+    for x, y in batches((6,), 4, count=8):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(a(x) + b(x), y).backward()
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+# ---- layers that rest ----
+
+
+class Resting(nn.Module):
+    """Has a layer that no loss has reached yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.rests = nn.Linear(9, 9), nn.Linear(9, 9)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("method", [st.SNFS, st.RigL, st.SET, st.GraNet, st.DSR])
+def test_cycles_explore_what_has_been_trained(method):
+    model = Resting()
+    optimizer = sgd(model)
+    early = {"prune_end": 2} if method is st.GraNet else {}
+    network = st.sparsify(model, method(0.5, interval=2, **early), optimizer, seed=0)
+    tickets = st.SupTickets(network, 8, 2, 2, (0.001, 0.005))
+    before = network.weights["used"].positions.clone()
+    for x, y in batches((9,), 4, count=8):
+        train_step(model, optimizer, (x, y))
+    assert tickets.explored == [5, 7] and not torch.equal(network.weights["used"].positions, before)
+    network.check()
+
+
+@pytest.mark.parametrize("method", [st.GraNet, st.GMP])
+def test_gradual_pruning_goes_as_far_as_frozen_layers_let_it(method):
+    model = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9))
+    optimizer = sgd(model)
+    network = st.sparsify(model, method(0.9, interval=2, prune_end=8), optimizer, seed=0)
+    frozen = network.weights["0"].nonzero
+    model[0].requires_grad_(False)
+    with pytest.warns(RuntimeWarning, match="frozen keep their connections") as told:
+        for batch in batches((9,), 5, count=6):
+            train_step(model, optimizer, batch)
+    assert len([one for one in told if "frozen" in str(one.message)]) == 1
+    assert network.weights["0"].nonzero == frozen and network.weights["1"].nonzero == 1
+    model[0].requires_grad_(True)
+    for batch in batches((9,), 5, count=2):
+        train_step(model, optimizer, batch)
+    assert network.nonzero == round(0.1 * 162)
+
+
+def test_granet_collects_no_gradient_before_it_begins():
+    method = st.GraNet(0.9, interval=2, prune_start=10, prune_end=20)
+    assert [step for step in range(1, 15) if method.needs_gradient(step)] == [10, 12, 14]
+
+
+# ---- what is asked of the user's functions, and of the optimizer ----
+
+
+def test_scores_of_a_users_criterion_are_left_alone():
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.SNFS(0.5, interval=100), optimizer, seed=0)
+    for batch in batches((6,), 4):
+        train_step(model, optimizer, batch)
+    before = {name: weight.momentum.clone() for name, weight in network.weights.items()}
+    own = Criterion("own", "", lambda weight, generator: weight.momentum)
+    network.explore(0.3, "magnitude", own)
+    kept = {name: weight.values.detach().reshape(-1) for name, weight in network.weights.items()}
+    values = copy.deepcopy(kept)
+    network.global_counts(20, Criterion("own", "", lambda weight, _: kept[weight.name]))
+    assert all(torch.equal(weight.momentum, before[name]) for name, weight in network.weights.items())
+    assert all(torch.equal(kept[name], value) for name, value in values.items())
+
+
+def test_the_optimizers_initial_state_is_that_of_its_rate_and_kept_once():
+    """Rprop's steps begin at the rate."""
+    model = mlp()
+    optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
+    network = st.sparsify(model, st.SET(0.5), optimizer, seed=0)
+    train_step(model, optimizer, batches((6,), 4)[0])
+    for rate in (0.01, 0.02, 0.03, 0.02):
+        optimizer.param_groups[0]["lr"] = rate
+        old = network.weights["0"].rows().clone()
+        network.explore(0.5)
+        weight = network.weights["0"]
+        new = ~torch.isin(weight.rows(), old)
+        sizes = optimizer.state[weight.values]["step_size"].reshape(-1)[new]
+        assert new.any() and torch.allclose(sizes, torch.tensor(rate))
+    assert len(network.state._fills) == 1
+
+
+def test_snip_says_so_if_there_are_fewer_batches():
+    data = batches((6,), 4, count=1)
+    with pytest.warns(RuntimeWarning, match="SNIP's data gave 1 of 5 batches"):
+        st.sparsify(mlp(), st.SNIP(0.5, data=data, loss=nn.functional.cross_entropy, batches=5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        st.sparsify(mlp(), st.SNIP(0.5, data=data, loss=nn.functional.cross_entropy))
+
+
+def test_snip_leaves_gradients_of_other_parameters():
+    model = mlp()
+    model[0].bias.grad = torch.ones(model[0].bias.shape)
+    st.sparsify(model, st.SNIP(0.5, data=batches((6,), 4), loss=nn.functional.cross_entropy))
+    assert bool((model[0].bias.grad == 1).all())
+
+
+def test_a_transposed_tensor_is_not_taken_for_a_tied_one():
+    tensor = torch.arange(1.0, 10.0).reshape(3, 3)
+    mixed = st.superpose([{"a": tensor, "b": tensor.T, "c": tensor}], sparsity=0.0)
+    assert (
+        torch.equal(mixed["b"], tensor.T)
+        and torch.equal(mixed["a"], tensor)
+        and torch.equal(mixed["c"], tensor)
+    )
+
+
+def test_a_loader_that_is_not_used_is_mentioned():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    optimizer = sgd(model)
+    tickets = st.SupTickets(st.sparsify(model, st.SET(0.5), optimizer, seed=0), 4, 2, 2, (0.001, 0.005))
+    for batch in batches((6,), 4, count=4):
+        train_step(model, optimizer, batch)
+    with pytest.warns(RuntimeWarning, match="the loader is not used"):
+        tickets.ticket(batches((6,), 4))
