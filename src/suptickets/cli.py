@@ -128,7 +128,7 @@ def _reproduce_parser(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", nargs="+", help="see `suptickets list experiments`")
     command.add_argument("--data-dir", default=None, help="folder with the data (ImageNet: or in imagenet/)")
     command.add_argument("--seeds", type=int, default=None, help="runs of each cell (default: the paper's)")
-    command.add_argument("--cells", default="", help="only some: sparsity=0.95,method=rigl")
+    command.add_argument("--cells", action="append", default=[], help="only some: sparsity=0.95,method=rigl")
     jobs = "processes at a time (default: 3 on a GPU, 1 elsewhere)"
     command.add_argument("--jobs", type=int, default=None, help=jobs)
     command.add_argument("--executor", default="local", help="local, slurm, or debug: in this process")
@@ -251,6 +251,7 @@ def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
 def _reproduce(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("data_dir", "seeds", "cells", "jobs", "executor", "scale", "dry_run", "separate", "out")
     changes = dict(_changed(setting) for setting in arguments.set)
+    arguments.cells = ",".join(arguments.cells)
     return reproduce(arguments.name, **{name: getattr(arguments, name) for name in names}, changes=changes)
 
 

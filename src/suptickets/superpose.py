@@ -18,6 +18,7 @@ from torch import Tensor
 
 from suptickets.connections import Joined, Ticket, alike
 from suptickets.criteria import strongest
+from suptickets.deploy.compact import load_compact
 from suptickets.distribution import apportion
 from suptickets.errors import SparsityError, choice, fraction, reason
 from suptickets.weight import SUFFIX
@@ -271,9 +272,7 @@ def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """A state from a file, without running anything that is in it."""
     try:
         if str(path).endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            return load_file(path)
+            return load_compact(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error

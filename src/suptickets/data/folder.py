@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,12 +138,19 @@ class FolderData:
             num_workers=self.workers,
             pin_memory=torch.device(device).type == "cuda",
             generator=torch.Generator(),
+            worker_init_fn=_undisturbed,
         )
         for batch in loader:
             if isinstance(batch, str):
                 raise SparsityError(batch)
             x, y = (t.to(device, non_blocking=True) for t in batch)
             yield normalise(x), y
+
+
+def _undisturbed(worker: int) -> None:
+    """Who asks all to stop means the process that trains: it writes a checkpoint, then ends its workers."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Images(Dataset[Any]):

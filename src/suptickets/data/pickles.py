@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,22 +42,42 @@ class _Array:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, raw = state
-        numbers = np.frombuffer(raw, np.dtype(dtype.order + dtype.code))
-        self.values = numbers.reshape(shape, order="F" if fortran else "C")
+        self.values = _numbers(raw, dtype, shape, "F" if fortran else "C")
+
+    @staticmethod
+    def of(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+        """Stands for numpy's `_frombuffer`, which pickles of protocol 5 ask for."""
+        array = _Array(None, None, None)
+        array.values = _numbers(raw, dtype, shape, "F" if order == "F" else "C")
+        return array
 
 
-_ADMITTED = {
+def _numbers(raw: Any, dtype: _Dtype, shape: Any, order: Literal["C", "F"]) -> npt.NDArray[Any]:
+    return np.frombuffer(raw, np.dtype(dtype.order + dtype.code)).reshape(shape, order=order)
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """Stands for `_codecs.encode`: bytes, as Python 3 writes them for Python 2."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it holds bytes as {encoding!r}, which no array needs")
+    return text.encode(encoding)
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _encoded,
     ("numpy", "dtype"): _Dtype,
     ("numpy", "ndarray"): _Array,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy.core.numeric", "_frombuffer"): _Array.of,
+    ("numpy._core.numeric", "_frombuffer"): _Array.of,
 }
 
 
 class _Unpickler(pickle.Unpickler):
     """Knows the names above and no others."""
 
-    def find_class(self, module: str, name: str) -> type:
+    def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
         return _ADMITTED[module, name]

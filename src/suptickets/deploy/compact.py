@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +26,7 @@ WHERE = "/where"
 
 
 def save_compact(
-    state: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None
+    state: Mapping[str, Tensor], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a state dict, such as that of a ticket, with its zeros left out.
 
@@ -45,7 +46,7 @@ def save_compact(
     Path(path).write_bytes(save(tensors, {**(metadata or {}), PACKED: json.dumps(shapes)}))
 
 
-def load_compact(path: str | Path) -> dict[str, Tensor]:
+def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The state dict in a file, for `load_state_dict`; one without packed tensors as it is."""
     try:
         with safe_open(path, framework="pt") as file:

@@ -92,11 +92,14 @@ class Finished:
 
     def _superpose(self, wanted: Settings, into: RunFolder) -> None:
         files = self.folder.singles()[: wanted.cycles]
-        about = {key: value for key, value in read_ticket(files[0])[1].items() if key != "living"}
+        tensors, told = read_ticket(files[0])
+        about = {key: value for key, value in told.items() if key != "living"}
+        alive = told.get("living", {})
         state = superpose(
             files,
             wanted.rule,
             sparsity=1 - about["nonzero"] / about["parameters"],
+            layers=[key for key in tensors if key.removesuffix(".weight") in alive] or None,
             beta=wanted.beta,
             prune=wanted.prune,
             prune_when=wanted.prune_when,

@@ -73,7 +73,14 @@ def run_flops(run: Settings, model: str) -> float:
     method = build.method(run, steps, lambda _: None)
     length, samples = round(run.cycle_epochs * steps), net.samples * run.epochs
     spent = training_flops(
-        net.forward, net.shapes, method, run.epochs * steps, samples, cycles=cycles, cycle_steps=length
+        net.forward,
+        net.shapes,
+        method,
+        run.epochs * steps,
+        samples,
+        cycles=cycles,
+        cycle_steps=length,
+        explore_at=run.explore_at if run.explore_rate else "never",
     )
     return spent.sparse * ((1 - run.sparsity) if run.method == "small-dense" else 1.0)
 

@@ -158,7 +158,8 @@ def _latex_table(table: Table, notes: Sequence[str], page: str) -> str:
 
 
 def _latex(text: str) -> str:
-    return "".join(LATEX.get(letter, letter) for letter in text)
+    """Nothing in it is a command; two hyphens stay two."""
+    return "".join(LATEX.get(letter, letter) for letter in text).replace("--", "-{}-")
 
 
 def _rows(table: Table, escaped: Callable[[str], str], strong: str) -> list[list[str]]:

@@ -90,6 +90,8 @@ def idle(s: Settings) -> dict[str, str]:
     if s.keep_tickets != s.keeps:
         why = "keeps its tickets in any case" if s.keeps else "has no cycles of its own"
         found["keep_tickets"] = f"--booster {s.booster} {why}: leave it out, or use --booster sup-tickets"
+    if s.method == "dsr":
+        found["rate"] = "--method dsr adapts how much it prunes: leave it out"
     why_not = _explores_not(s)
     if why_not is not None and s.criteria:
         found["criteria"] = why_not

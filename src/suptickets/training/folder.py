@@ -6,12 +6,15 @@ good one. Nothing in it is pickled code.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import pickle
+import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
 from itertools import count, takewhile
 from pathlib import Path
@@ -27,6 +30,7 @@ from suptickets.errors import SparsityError, reason
 from suptickets.training.settings import Settings, build, read_config, read_mapping
 
 SCORES = ("accuracy", "nll", "ece")
+PATIENCE = 8.0  # seconds to wait for another process to leave a folder
 # What a summary must have to be shown as the result of a run.
 SHOWN = {"booster", "tickets", "start", "superposed", "ensemble", "sparsity", "explored", "train_flops_ratio"}
 
@@ -110,15 +114,40 @@ class RunFolder:
         settings = {**read_config(self.config), "data_dir": os.path.abspath(place)}
         write(self.config, lambda path: path.write_text(to_json(settings, indent=2) + "\n"))
 
-    def begin(self, settings: Settings, *, force: bool = False) -> None:
-        """Make the folder this run's; with `force` forget what an earlier one left."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others from this folder; the kernel lets go of it when the process ends, however it ends.
+
+        Workers of a process that was killed hold on to it for a few seconds more.
+        """
+        self._make()
+        holder, patience = os.open(self.path, os.O_RDONLY), time.monotonic() + PATIENCE
+        try:
+            while not _locked(holder):
+                if time.monotonic() > patience:
+                    raise SparsityError(
+                        f"another process trains in {self.path}: wait, or choose another --out"
+                    )
+                time.sleep(0.2)
+            yield
+        finally:
+            os.close(holder)
+
+    def _make(self) -> None:
         try:
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SparsityError(f"cannot make the folder {self.path}: {error.strerror}") from error
-        if force:
-            self._forget()
-            RunFolder(self.teachers)._forget()
+
+    def begin(self, settings: Settings, *, force: bool = False) -> None:
+        """Make the folder this run's; with `force` forget what an earlier one left."""
+        self._make()
+        try:
+            if force:
+                self._forget()
+                RunFolder(self.teachers)._forget()
+        except OSError as error:
+            raise SparsityError(f"cannot start over in {self.path}: {error.strerror}") from error
         write(self.config, lambda path: path.write_text(to_json(settings.as_dict(), indent=2) + "\n"))
 
     def _forget(self) -> None:
@@ -128,7 +157,7 @@ class RunFolder:
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint; if that fails, the old one is still there."""
-        write(self.checkpoint, lambda path: torch.save(dict(state), path))
+        write(self.checkpoint, lambda path: _save(dict(state), path))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one."""
@@ -220,7 +249,8 @@ def write(path: Path, writer: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         os.replace(part, path)
     except (OSError, RuntimeError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise TrainingError(
             f"cannot write {path} ({reason(error)}): what was there before is unchanged"
         ) from error
@@ -252,6 +282,26 @@ def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return unpacked(tensors, file.metadata() or {}), about
     except Exception as error:
         raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
+
+
+def _locked(file: int) -> bool:
+    """Whether it is ours now; where there are no locks, it is."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Into a file of Python's, which says why it cannot be written; torch then says something else."""
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        raise error.__context__ or error from None
 
 
 def _epoch(line: bytes) -> float:

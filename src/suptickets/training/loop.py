@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from suptickets.baselines import Members
 from suptickets.data import Data
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, reason
 from suptickets.measure.predictions import Scores, Tally
 from suptickets.training import build, teaching
 from suptickets.training.evaluate import TEST_BATCH
@@ -82,11 +82,13 @@ class Trainer(Parts):
             for epoch in range(self.network.step // self.steps, self.settings.epochs):
                 for _ in stepper.epoch(epoch, self._enter(epoch)):
                     if self.tickets is not None and self.network.step == self.tickets.start:
+                        self._save(folder)  # should data to test on be damaged, that is seen only now
                         self.start = self.evaluate(self.model)
                     if self.network.step % self.steps == 0:
                         self._end_epoch(folder, progress, log)
                     elif progress.due():
-                        self._show(progress, self._line(None if self.on_gpu else self.meter.values()))
+                        seen = self.meter.values() * self.processes.world  # the others are like this one
+                        self._show(progress, self._line(None if self.on_gpu else seen))
                     self._pause(folder, stop)
             stepper.close()
             return self._finish(folder)
@@ -220,9 +222,8 @@ class Trainer(Parts):
             self._check_loss(self.meter.values())
             self._save(folder)
         if wanted == STOP:
-            raise Interrupted(
-                f"stopped after step {self.network.step}: suptickets train --resume {folder.path} goes on"
-            )
+            again = f"{self.processes.program} train --resume {folder.path}"
+            raise Interrupted(f"stopped after step {self.network.step}: {again} goes on")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on; of what each process has its own, all of them."""
@@ -285,8 +286,8 @@ class Trainer(Parts):
                 self.load_state_dict(state)
             except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, zlib.error) as error:
                 raise SparsityError(
-                    f"{folder.checkpoint} is no checkpoint of this run ({str(error).splitlines()[0]}): start "
-                    "over with --force"
+                    f"{folder.checkpoint} is no checkpoint of this run ({reason(error)}): start over with "
+                    "--force"
                 ) from error
             self.saved = self.network.step
         self.processes.first(lambda: folder.forget_metrics_after(self.network.step // self.steps))

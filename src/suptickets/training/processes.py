@@ -34,6 +34,12 @@ class Processes:
         """Whether this is the one that writes and prints."""
         return self.rank == 0
 
+    @property
+    def program(self) -> str:
+        """What begins a command that has as many processes."""
+        local = os.environ.get("LOCAL_WORLD_SIZE", self.world)
+        return "suptickets" if self.world == 1 else f"torchrun --nproc-per-node {local} -m suptickets"
+
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Add up over processes, in place."""
         if self.world > 1:

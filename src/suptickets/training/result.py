@@ -94,9 +94,9 @@ def _summary(
         "train_flops_ratio": _train_ratio(trainer),
         "test_flops_ratio": _test_ratio(trainer, singles if together else [final], layers),
         "seconds": round(time.monotonic() - trainer.began, 3),
-        "command": s.command(),
+        "command": s.command(trainer.processes.program),
         "versions": versions(),
-        "hardware": hardware(trainer.processes.device),
+        "hardware": hardware(trainer.processes.device, trainer.processes.world),
     }
 
 
@@ -159,8 +159,9 @@ def versions() -> dict[str, str]:
     return {**known, "torch": str(torch.__version__), "numpy": np.__version__}
 
 
-def hardware(device: torch.device) -> str:
+def hardware(device: torch.device, processes: int = 1) -> str:
     """What the run was done on, in a few words."""
+    each = f"{torch.get_num_threads()} of {os.cpu_count()} CPU threads, {platform.machine()}"
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} of {os.cpu_count()} CPU threads, {platform.machine()}"
+        each = torch.cuda.get_device_name(device)
+    return each if processes == 1 else f"{processes} processes, each {each}"

@@ -22,7 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
-from suptickets.errors import SparsityError, fraction, unknown
+from suptickets.errors import SparsityError, fraction, reason, unknown
 from suptickets.methods import METHODS
 from suptickets.schedules import CYCLES
 from suptickets.superpose import RULES
@@ -157,7 +157,7 @@ class Settings:
         """The sparsity that the final network is to have; 0 for a dense one, unless SWA prunes it."""
         return 0.0 if self.method == "dense" and self.booster != "swa" else self.sparsity
 
-    def command(self) -> str:
+    def command(self, program: str = "suptickets") -> str:
         """A command line for these settings: the recipe, and what differs from it and has an effect."""
         given = {key: value for key, value in self.as_dict().items() if value is not None}
         named = {"recipe": self.recipe, "booster": self.booster}
@@ -169,7 +169,7 @@ class Settings:
         unsaid = {*UNSAID, *boosters.idle(self)}
         shown = [key for key in given if key not in unsaid and not _alike(given[key], default[key])]
         words = [word for key in shown for word in _words(key, given[key])]
-        return shlex.join(["suptickets", "train", *words])
+        return f"{program} {shlex.join(['train', *words])}"
 
     def as_dict(self) -> dict[str, Any]:
         """For `config.json`."""
@@ -281,7 +281,7 @@ def read_mapping(path: str | Path) -> dict[Any, Any]:
         else:
             values = json.loads(text)
     except Exception as error:
-        raise SparsityError(f"{path} is no valid YAML or JSON: {str(error).splitlines()[0]}") from error
+        raise SparsityError(f"{path} is no valid YAML or JSON: {reason(error)}") from error
     if not isinstance(values, dict):
         raise SparsityError(f"{path} must hold names and values, not {type(values).__name__}")
     return values

@@ -15,9 +15,15 @@ class Interrupted(TrainingError):
     """The run was asked to stop, and has written a checkpoint."""
 
 
+_asked: list[list[int]] = []  # of whoever looks; those within share the list of the outermost
+
+
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
     """A list that gets the signal when Ctrl-C or SIGTERM asks to stop; signals reach the main thread only."""
+    if _asked:
+        yield _asked[0]
+        return
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -26,8 +32,10 @@ def asked_to_stop() -> Iterator[list[int]]:
     main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM) if main else ()
     before = [signal.signal(number, ask) for number in signals]
+    _asked.append(asked)
     try:
         yield asked
     finally:
+        _asked.remove(asked)
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -48,9 +48,11 @@ def train(settings: Settings, out: str | Path | None = None, *, force: bool = Fa
     if processes.device.type == "cuda" and settings.compile is not False and settings.precision != "fp32":
         load_compiler()
     trainer = Trainer(settings, _data(settings, processes, progress), processes)
-    processes.first(lambda: folder.begin(settings, force=force))
-    log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
-    with progress:
+    with ExitStack() as stack:
+        processes.first(lambda: stack.enter_context(folder.held()))
+        processes.first(lambda: folder.begin(settings, force=force))
+        log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
+        stack.enter_context(progress)
         return trainer.run(folder, progress, log)
 
 

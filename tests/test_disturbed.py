@@ -1,0 +1,186 @@
+"""Runs that are disturbed: signals to all their processes, folders that others use, damaged data, disks."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from make_data import image_folder
+
+import suptickets.training.folder as folders
+from suptickets.cli import main
+from suptickets.data.pickles import read_pickle
+from suptickets.errors import SparsityError
+from suptickets.training.folder import RunFolder, TrainingError, write
+from suptickets.training.stop import asked_to_stop
+
+SHORT = ("train", "--model", "mlp", "--epochs", "2", "--batch-size", "500", "--booster", "none")
+IMAGES = ("train", "--data", "folder", "--model", "lenet5", "--recipe", "digits", "--cycle-epochs", "1")
+
+
+def started(*arguments: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "suptickets", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def test_a_signal_to_all_processes_of_a_run_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """`timeout` and schedulers send it to the group: workers that read images get it too."""
+    data = image_folder(tmp_path / "images", train=8)
+    run = tmp_path / "run"
+    process = started(
+        *IMAGES, "--data-dir", data, "--epochs", 500, "--batch-size", 8, "--workers", 2, "--out", run
+    )
+    deadline = time.monotonic() + 120
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in err
+    assert f"suptickets train --resume {run} goes on" in err
+    assert (run / "checkpoint" / "last.pt").exists()
+
+
+def test_a_damaged_test_image_costs_no_training(tmp_path: Path, capsys) -> None:
+    data = image_folder(tmp_path / "images", train=8)
+    broken = next((data / "val").rglob("*.*"))
+    good = broken.read_bytes()
+    broken.write_bytes(good[: len(good) // 2])
+    command = [
+        *IMAGES,
+        "--data-dir",
+        data,
+        "--epochs",
+        5,
+        "--batch-size",
+        4,
+        "--cycles",
+        2,
+        "--workers",
+        0,
+        "--out",
+        tmp_path / "run",
+    ]
+    assert main([*map(str, command)]) == 2
+    assert f"{broken} cannot be read" in capsys.readouterr().err
+    assert (tmp_path / "run" / "checkpoint" / "last.pt").exists()
+    broken.write_bytes(good)
+    assert main([*map(str, command), "--json"]) == 0
+    found, err = capsys.readouterr()
+    assert json.loads(found)["start"] is not None and "epoch 1/" not in err  # it went on
+
+
+# ---- who stops, and who is told ----
+
+
+def test_all_who_look_see_the_same_signal() -> None:
+    with asked_to_stop() as outer:
+        with asked_to_stop() as inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+        with asked_to_stop() as later:
+            assert [*outer] == [*inner] == [*later] == [signal.SIGTERM]
+    with asked_to_stop() as new:
+        assert not new
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# ---- folders ----
+
+
+def test_a_folder_is_one_process_at_a_time(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "PATIENCE", 0.3)
+    command = [*SHORT, "--out", str(tmp_path / "run")]
+    code = (
+        "import sys\nfrom suptickets.training.folder import RunFolder\nwith RunFolder(sys.argv[1]).held():\n"
+    )
+    code += "    print('held', flush=True)\n    input()\n"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout.readline() == "held\n"
+    assert main(command) == 2
+    told = f"suptickets: another process trains in {tmp_path / 'run'}: wait, or choose another --out\n"
+    assert capsys.readouterr().err == told
+    other.kill()  # and the folder is free
+    other.wait()
+    assert main(command) == 0
+
+
+def test_a_place_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, monkeypatch) -> None:
+    """A read-only file system refuses to remove what is not there, too."""
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuses)
+    with pytest.raises(TrainingError, match="Read-only file system"):
+        write(tmp_path / "a", refuses)
+    with pytest.raises(SparsityError, match="cannot start over in .*: Read-only file system"):
+        RunFolder(tmp_path / "run").begin(None, force=True)
+
+
+def test_torchs_own_words_do_not_hide_a_full_disk(tmp_path: Path, monkeypatch) -> None:
+    def full(state: object, file: object) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")
+
+    monkeypatch.setattr("torch.save", full)
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(TrainingError, match="No space left on device"):
+        RunFolder(tmp_path).save_checkpoint({})
+
+
+# ---- files of other versions ----
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_cifar_saved_again_by_this_python_is_read(tmp_path: Path, protocol: int) -> None:
+    content = {b"data": np.arange(24, dtype=np.uint8).reshape(2, 12), b"labels": [1, 2], b"name": b"\xe9\x00"}
+    (tmp_path / "batch").write_bytes(pickle.dumps(content, protocol))
+    found = read_pickle(tmp_path / "batch")
+    assert np.array_equal(found["data"], content[b"data"]) and found["labels"] == [1, 2]
+
+
+def test_bytes_in_another_encoding_are_refused(tmp_path: Path) -> None:
+    harmful = b"c_codecs\nencode\n(Vabc\nVrot13\ntR."
+    (tmp_path / "batch").write_bytes(harmful)
+    with pytest.raises(SparsityError, match="holds bytes as 'rot13'"):
+        read_pickle(tmp_path / "batch")
+
+
+# ---- what was asked for ----
+
+
+def test_cells_given_twice_both_count(capsys) -> None:
+    def runs(*cells: str) -> int:
+        assert main(["reproduce", "vgg16", *cells, "--seeds", "1", "--dry-run", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["runs"]
+
+    twice = runs("--cells", "method=set", "--cells", "sparsity=0.95")
+    assert twice == runs("--cells", "method=set,sparsity=0.95") < runs("--cells", "sparsity=0.95")
+
+
+def test_a_rate_that_dsr_would_not_use_is_refused(capsys, tmp_path: Path) -> None:
+    command = [*SHORT, "--method", "dsr", "--out", str(tmp_path / "run")]
+    assert main([*command, "--rate", "0.3"]) == 2
+    assert "--rate does nothing, for --method dsr adapts how much it prunes" in capsys.readouterr().err
+    assert main([*command, "--json"]) == 0
+    assert "--rate" not in json.loads(capsys.readouterr().out)["command"]
