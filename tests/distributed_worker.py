@@ -12,6 +12,7 @@ import copy
 import json
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -258,10 +259,12 @@ def no_wrapper(rank: int, group: Any) -> dict[str, Any]:
     """A process group, but no wrapper."""
     torch.manual_seed(0)
     network, optimizer = build(METHODS["rigl"](rank), mlp())
-    with counted() as sizes:
+    with counted() as sizes, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         train(network, optimizer, lambda step: batch(rank, step))
     network.check()
-    return {"sent": sum(sizes), **contents(network, optimizer)}
+    said = [str(one.message) for one in told if "there are several processes" in str(one.message)]
+    return {"sent": sum(sizes), "told": said, **contents(network, optimizer)}
 
 
 def copied(rank: int, group: Any) -> dict[str, Any]:

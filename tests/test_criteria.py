@@ -10,6 +10,7 @@ from helpers import batches, counts, living, mlp, sgd, train_step, values, verif
 from torch import nn
 
 import suptickets as st
+from suptickets.criteria import strongest
 from suptickets.gradient import scale_like
 
 
@@ -312,3 +313,14 @@ def test_the_gradient_of_all_positions_is_that_of_the_dense_weight(name):
         expected = plain.get_submodule(layer).weight.grad.flatten()
         torch.testing.assert_close(weight.gradient, expected)
         torch.testing.assert_close(values(model)[layer].grad.flatten(), expected[living(model)[layer].long()])
+
+
+@pytest.mark.parametrize("share", [5, 9, 40])
+def test_a_sample_that_misleads_costs_nothing(share):
+    """Every 61st score, which the sample sees, is larger: its threshold leaves too few of the others."""
+    scores = torch.rand(2**17)
+    scores[::61] += 1
+    count = len(scores) // share
+    chosen = strongest(scores, count)
+    assert len(chosen) == count
+    assert torch.equal(scores[chosen].sort().values, scores.topk(count).values.sort().values)

@@ -178,6 +178,8 @@ def test_without_a_wrapper_nothing_is_averaged(results: Results) -> None:
     for rank, found in enumerate(results.returned("no wrapper")):
         network, optimizer = build(METHODS["rigl"](0), seeded_mlp())
         train(network, optimizer, lambda step, rank=rank: batch(rank, step))
+        (told,) = found.pop("told")
+        assert "wrap the model in DistributedDataParallel" in told
         assert found == {"sent": 0, **contents(network, optimizer)}
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from suptickets import cli
 from suptickets.errors import SparsityError
+from suptickets.experiments.averages import Finished
 from suptickets.training import saved
 from suptickets.training.folder import RunFolder, read_ticket, to_json
 from suptickets.training.settings import Settings
@@ -376,3 +378,45 @@ def test_whatever_a_file_says_it_is_read_or_refused(runs: Path, changes: dict[st
         assert isinstance(found.tickets, list)
     except SparsityError as error:
         assert str(error)
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pos = nn.Parameter(torch.randn(16, 32))
+        self.fc1, self.fc2 = nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.fc2((self.fc1(x.flatten(1)) + self.pos.mean(0)).relu())
+"""
+
+
+def test_tickets_superposed_again_keep_what_is_not_sparse(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A dense parameter of two dimensions is no sparse weight."""
+    (tmp_path / "own_net.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = [
+        "--model",
+        "own_net:Net",
+        "--epochs",
+        "4",
+        "--cycles",
+        "2",
+        "--cycle-epochs",
+        "1",
+        "--keep-tickets",
+    ]
+    assert cli.main(["train", *flags, "--out", "run"]) == 0
+    own = RunFolder("run").settings()
+    finished = Finished(RunFolder("run"), own)
+    found = finished._superposed(replace(own, rule="caa"))
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert found["nonzero"] == summary["nonzero"] < summary["parameters"] == 64 * 32 + 320
+    Path("again").mkdir()
+    finished._superpose(replace(own, rule="caa"), RunFolder("again"))
+    assert bool((load_file("again/ticket.safetensors")["pos"] != 0).all())

@@ -9,7 +9,7 @@ from experiments_tiny import run as reproduce_tiny
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, reproduction, select
 from suptickets.experiments.estimate import about_model, cost, tree
-from suptickets.experiments.plan import Mode, Reading, drops, plan, run_of, trunk_of, wanted
+from suptickets.experiments.plan import Mode, Reading, _shares, drops, plan, run_of, trunk_of, wanted
 from suptickets.experiments.reproduction import reproduce
 from suptickets.training.build import learning_rate
 
@@ -244,3 +244,9 @@ def test_a_change_after_which_all_runs_are_the_same_is_none():
     assert several == Mode() and not several.trial and several.unsaid == (("workers", 4),)
     reading = Reading.of({"data": "cifar100"})
     assert run_of(reading, 1, several).workers == 4 and "workers" not in str(several)
+
+
+def test_shares_of_epochs_give_the_drops_that_they_are_made_of():
+    for epochs in range(1, 300):
+        every = range(epochs + 1)
+        assert [int(share * epochs) for share in _shares(every, epochs)] == [*every]

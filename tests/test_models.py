@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable
@@ -337,3 +338,20 @@ def test_a_pool_before_the_relu_changes_nothing(training: bool) -> None:
         found.append([logits, *(p.grad for p in model.parameters())])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_vggs_statistics_are_those_of_its_layers_one_by_one() -> None:
+    """Biases of convolutions are left out of the sums in training; the running means know them."""
+    torch.manual_seed(0)
+    model = build_model("vgg-small", 10, channels=3, size=8)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.normal_(layer.bias)
+    plain = copy.deepcopy(model)
+    plain.features.__class__ = nn.Sequential
+    for x in torch.randn(3, 16, 3, 8, 8):
+        torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    ours, theirs = dict(model.named_buffers()), dict(plain.named_buffers())
+    assert ours.keys() == theirs.keys() and len(ours) > 5
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-4, msg=name)

@@ -1,6 +1,7 @@
 """Plots: names that do not overlap, colours that are told apart, pictures that belong to the page."""
 
 import io
+import json
 from dataclasses import replace
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
@@ -290,6 +291,34 @@ def test_tickets_and_the_superposed_one_have_one_colour_in_all_plots_of_a_run(tm
     assert found == {"before": {MUTED.light}, "ticket": {SERIES[0].light}, "superposed": {SERIES[1].light}}
     bars, *_ = reliability_bars(run)
     assert {to_hex(bar.get_facecolor()) for bar in bars} == {SERIES[1].light}
+
+
+def test_runs_of_different_models_are_all_there_and_called_the_same(tmp_path):
+    models = {"mlp": ("a", "b"), "lenet5": ("c", "d", "e"), "vgg-small": ("a", "b")}
+    runs = [
+        make_run(tmp_path / name, layers=layers, model=name, epochs=20 + n, cycle_epochs=1)
+        for n, (name, layers) in enumerate(models.items())
+    ]
+    for n, run in enumerate(runs):
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps({**summary, "train_flops_ratio": 0.1 * (n + 1)}))
+    plots = {plot.name: plot for plot in run_page(read_runs(runs)).plots()}
+    assert plots["layers-end"].title == "Layers at the end"
+    assert plots["layers-end-1"].title == "Layers at the end: lenet5"
+    words, colours = {}, {}
+    for name in ("layers-end", "layers-end-1", "flops-training"):
+        with drawn(plots[name]) as chart:
+            chart.inline(plots[name])
+            texts = [text for legend in chart.figure.legends for text in legend.get_texts()]
+            told = [(text.get_text(), to_hex(text.get_color())) for text in (*texts, *chart.axes.texts)]
+            words[name] = {text for text, _ in told if text in models}
+            colours |= {(name, text): colour for text, colour in told if text in models}
+    assert words == {
+        "layers-end": {"mlp", "vgg-small"},
+        "layers-end-1": {"lenet5"},
+        "flops-training": {*models},
+    }
+    assert all(colours["flops-training", text] == colour for (_, text), colour in colours.items())
 
 
 @pytest.mark.parametrize("settings", [2, 6, 12])

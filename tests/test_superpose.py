@@ -15,7 +15,7 @@ from torch import nn
 
 import suptickets as st
 from suptickets.batch_norm import recompute
-from suptickets.connections import Ticket
+from suptickets.connections import Connections, Joined, Ticket
 from suptickets.superpose import Superposition
 
 RULES = ("cia", "caa", "cima")
@@ -742,3 +742,15 @@ def test_networks_that_store_nothing_sparse_are_pruned_like_plain_ones():
     assert sum(int((found[key] != 0).sum()) for key in ("0.weight", "1.weight")) == 30
     plain = st.superpose([state["model"] for state in states], sparsity=0.9)
     assert found.keys() == plain.keys() and all(torch.equal(found[key], plain[key]) for key in plain)
+
+
+def test_connections_of_large_weights_are_numbered_in_64_bits():
+    rows = torch.tensor([0, 7, 2_499_999_999])
+    ticket = Ticket(
+        {name: torch.Size((50_000, 50_000)) for name in "ab"},
+        {name: Connections(rows.clone(), torch.arange(1.0, 4.0)) for name in "ab"},
+        {},
+    )
+    joined = Joined.of(ticket, ["a", "b"])
+    assert joined.rows.tolist() == [0, 7, 2_499_999_999, 2_500_000_000, 2_500_000_007, 4_999_999_999]
+    assert all(torch.equal(part.rows.long(), rows) for part in joined.parted().values())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from suptickets.report.colours import MUTED
 from suptickets.report.document import Cell, Plot, Table
@@ -15,6 +16,7 @@ from suptickets.report.runs import Curve, Group, Run, layer_curves, layers
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
+Ended: TypeAlias = tuple[Group, Look, dict[str, float]]  # a setting, and its layers' sparsities at the end
 SPARSITY = MEASURES["sparsity"]
 SHOWN = 3  # settings whose layers are shown over time
 SCALE = ("#dde5f3", "#1d4fa8", "#0b2250")  # from sparse to dense; told apart by lightness alone
@@ -60,7 +62,8 @@ def _over_time(place: int, one: Group, curves: Mapping[str, Curve]) -> Plot:
             }
             chart.word(last, 1, y, MUTED, va="center", **side)
 
-    text = "The darker, the denser; at the right the sparsity at the end."
+    end = "after the last epoch" if one.runs[0].parts else "at the end"
+    text = f"The darker, the denser; at the right the sparsity {end}."
     return Plot(f"layers-{place}", f"Layers over time: {one.label}", draw, text, _height(len(curves)))
 
 
@@ -80,19 +83,31 @@ def _heat(chart: Chart, run: Run, curves: Sequence[Curve]) -> None:
 
 
 def end_plots(groups: Sequence[Group]) -> list[Plot]:
-    """At the end: one plot for the first settings that have the layers of the first."""
+    """At the end: a plot for the first settings that have the same layers; nothing of dense ones."""
     found = [(one, look, _sparsities(one)) for one, look in zip(groups, looks(groups), strict=True)]
-    names = next((list(each) for *_, each in found if any(each.values())), [])
-    same = [(one, look, each) for one, look, each in found if names and list(each) == names]
-    shown = same[:MOST]
+    alike: dict[tuple[str, ...], list[Ended]] = {}
+    for each in found:
+        alike.setdefault(tuple(each[2]), []).append(each)
+    shown = [same for same in alike.values() if any(any(each.values()) for *_, each in same)]
+    plots = [_end(same, alone=len(groups) == 1) for same in shown]
+    models = [plain(same[0][0].config.get("model", "")) for same in shown]
+    return plots[:1] + [
+        replace(plot, name=f"{plot.name}-{place}", title=f"{plot.title}: {model}")
+        for place, (plot, model) in enumerate(zip(plots[1:], models[1:], strict=True), 1)
+    ]
+
+
+def _end(same: Sequence[Ended], *, alone: bool) -> Plot:
+    """Of settings that have the same layers."""
+    shown, names = same[:MOST], list(same[0][2])
 
     def draw(chart: Chart) -> None:
         chart.rows(names)
         chart.axis_names("", "sparsity")
         chart.percent("x")
         chart.axes.locator_params(axis="x", nbins=5)
-        if len(groups) == 1:
-            return _at_end(chart, "", shown[0][2], Look(final_colour(groups[0])))
+        if alone:
+            return _at_end(chart, "", shown[0][2], Look(final_colour(shown[0][0])))
         for place, (one, look, each) in enumerate(shown, 1):
             _at_end(chart, f"{one.label}: ", each, look, place / (len(shown) + 1) - 0.5)
         looked = [look for _, look, _ in shown]
@@ -100,8 +115,8 @@ def end_plots(groups: Sequence[Group]) -> list[Plot]:
         chart.key(labels, colours, [look.plain for look in looked])
 
     rings = "Rings: without a booster." if any(look.plain for _, look, _ in shown) else ""
-    text, rows = f"{rings}{first_of(len(same))}".strip(), len(names) * (1 if len(groups) == 1 else 1.6)
-    return [Plot("layers-end", "Layers at the end", draw, text, _height(rows))] if same else []
+    text, rows = f"{rings}{first_of(len(same))}".strip(), len(names) * (1 if alone else 1.6)
+    return Plot("layers-end", "Layers at the end", draw, text, _height(rows))
 
 
 def _at_end(chart: Chart, label: str, sparsities: Mapping[str, float], look: Look, aside: float = 0) -> None:

@@ -148,6 +148,8 @@ def _all_one(groups: Sequence[Group], key: str) -> bool:
 
 def _cost(groups: Sequence[Group], key: str, what: str) -> Plot:
     accuracy, known = MEASURES["accuracy"], looks(groups, across=True)
+    if len({look.family for look in known}) == len(groups):  # none is there twice
+        known = looks(groups)
     families = {look.family: look.colour for look in known}
     named = {name: colour for name, colour in families.items() if colour is not MUTED}
     further = len(families) > len(named) + 1  # one grey setting has a name
