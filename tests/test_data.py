@@ -231,7 +231,6 @@ def test_digits_are_split_by_class_and_normalised():
 def test_the_list_names_all_data_and_suggests_the_nearest():
     assert list(DATA) == ["digits", "fashion-mnist", "cifar10", "cifar100", "imagenet", "folder"]
     assert all(entry.summary and "\n" not in entry.summary for entry in DATA.values())
-    assert [name for name, entry in DATA.items() if entry.needs_dir] == ["imagenet", "folder"]
     with pytest.raises(SparsityError, match="did you mean 'cifar10'"):
         load_data("cifar-10")
 

@@ -73,8 +73,7 @@ def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
 
 
 _HARMLESS = {"detach_", "share_memory_", "rename_"}
-_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
-_WRITING = {"__setitem__", "__set__", *_OPERATORS}
+_WRITING = {"__setitem__", "__set__"}  # beside all that ends in _; operators such as += arrive as these
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:

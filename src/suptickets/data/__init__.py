@@ -26,13 +26,11 @@ class DataEntry:
         name: what they are called.
         load: what reads them, from a folder or from where they are by default.
         summary: one line about them.
-        needs_dir: whether the folder must be given.
     """
 
     name: str
     load: Callable[[Path | None], Data]
     summary: str
-    needs_dir: bool = False
 
 
 DATA: dict[str, DataEntry] = {
@@ -42,10 +40,8 @@ DATA: dict[str, DataEntry] = {
         DataEntry("fashion-mnist", load_fashion_mnist, "70,000 grey images of clothes, 28 x 28, 10 classes"),
         DataEntry("cifar10", partial(load_cifar, CIFAR10), "60,000 images, 32 x 32, 10 classes"),
         DataEntry("cifar100", partial(load_cifar, CIFAR100), "60,000 images, 32 x 32, 100 classes"),
-        DataEntry(
-            "imagenet", partial(load_folder, name="imagenet"), "ImageNet in class folders, 224 x 224", True
-        ),
-        DataEntry("folder", load_folder, "your JPEG and PNG files in class folders, 224 x 224", True),
+        DataEntry("imagenet", partial(load_folder, name="imagenet"), "ImageNet in class folders, 224 x 224"),
+        DataEntry("folder", load_folder, "your JPEG and PNG files in class folders, 224 x 224"),
     )
 }
 

@@ -21,7 +21,7 @@ from suptickets.network import SparseNetwork
 class Explored:
     """Remembers, by one bit per possible connection, which have lived; the connections of now have.
 
-    Call `update` after the optimizer's step: while no connection changes it costs nothing.
+    Call `update` at every step: while no connection changes it costs nothing.
     """
 
     def __init__(self, network: SparseNetwork) -> None:
@@ -78,12 +78,14 @@ class Explored:
     @property
     def rate(self) -> float:
         """The share of all possible connections that have lived."""
+        self.update()
         dense = sum(layer.size for name, layer in self.network.layers.items() if name not in self._starts)
         return (dense + sum(map(_count, self._bits.values()))) / self.network.parameters_total
 
     @property
     def layers(self) -> dict[str, float]:
         """The same for each layer; 1 for a layer that is not sparse."""
+        self.update()
         rates = {name: _count(self._lived(name)) / w.size for name, w in self.network.weights.items()}
         return {name: rates.get(name, 1.0) for name in self.network.layers}
 

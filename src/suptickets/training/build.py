@@ -38,6 +38,12 @@ def precision(settings: Settings, device: torch.device) -> str:
     return "bf16" if device.type == "cuda" else "fp32"
 
 
+def compiles(settings: Settings, device: torch.device) -> bool:
+    """Whether steps are to be compiled: on a GPU in bfloat16, if nothing else is asked for."""
+    usual = device.type == "cuda" and precision(settings, device) == "bf16"
+    return usual if settings.compile is None else settings.compile
+
+
 def model(settings: Settings, data: Data) -> nn.Module:
     """The network, dense, initialised from the seed; with its heads or members, where the booster asks."""
     torch.manual_seed(settings.seed)

@@ -58,8 +58,7 @@ class Trainer(Parts):
 
     def stepper(self, say: Callable[[str], None]) -> PlainStep | FastStep:
         """How the steps are done: fast on a GPU, unless `--no-compile` or float32 is asked for."""
-        wanted = self.settings.compile
-        if not (self.on_gpu and self.precision == "bf16" if wanted is None else wanted):
+        if not build.compiles(self.settings, self.processes.device):
             return PlainStep(self)
         if not FastStep.suits(self):
             say("steps are not captured: several processes, or weights of several decays or dtypes")

@@ -45,7 +45,7 @@ def train(settings: Settings, out: str | Path | None = None, *, force: bool = Fa
     if done is not None:
         progress.say(f"{folder.path} is done already: --force starts over")
         return done
-    if processes.device.type == "cuda" and settings.compile is not False and settings.precision != "fp32":
+    if processes.device.type == "cuda" and build.compiles(settings, processes.device):
         load_compiler()
     trainer = Trainer(settings, _data(settings, processes, progress), processes)
     with ExitStack() as stack:
