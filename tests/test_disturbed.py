@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from make_data import image_folder
 
 import suptickets.training.folder as folders
@@ -18,6 +20,7 @@ from suptickets.cli import main
 from suptickets.data.pickles import read_pickle
 from suptickets.errors import SparsityError
 from suptickets.training.folder import RunFolder, TrainingError, write
+from suptickets.training.loop import Trainer
 from suptickets.training.stop import asked_to_stop
 
 SHORT = ("train", "--model", "mlp", "--epochs", "2", "--batch-size", "500", "--booster", "none")
@@ -184,3 +187,10 @@ def test_a_rate_that_dsr_would_not_use_is_refused(capsys, tmp_path: Path) -> Non
     assert "--rate does nothing, for --method dsr adapts how much it prunes" in capsys.readouterr().err
     assert main([*command, "--json"]) == 0
     assert "--rate" not in json.loads(capsys.readouterr().out)["command"]
+
+
+def test_the_live_line_of_several_processes_is_as_that_of_one() -> None:
+    """Each has seen its share of the samples."""
+    one = SimpleNamespace(meter=SimpleNamespace(values=lambda: torch.tensor([6.0, 4.0, 3.0])))
+    one.processes = SimpleNamespace(world=2)
+    assert Trainer._so_far(one)[:2].tolist() == [12.0, 8.0]

@@ -359,9 +359,8 @@ def test_who_goes_which_way(monkeypatch: pytest.MonkeyPatch) -> None:
         fast = SimpleNamespace(suits=lambda built: suits)
         monkeypatch.setattr(loop, "FastStep", type("Fast", (), {"suits": fast.suits, "__new__": new}))
         about: Any = SimpleNamespace(
-            settings=SimpleNamespace(compile=wanted),
-            precision=precision,
-            on_gpu=device == "cuda",
+            settings=SimpleNamespace(compile=wanted, precision=precision),
+            processes=SimpleNamespace(device=torch.device(device)),
         )
         return Trainer.stepper(about, said.append)
 

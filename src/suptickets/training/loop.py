@@ -86,8 +86,7 @@ class Trainer(Parts):
                     if self.network.step % self.steps == 0:
                         self._end_epoch(folder, progress, log)
                     elif progress.due():
-                        seen = self.meter.values() * self.processes.world  # the others are like this one
-                        self._show(progress, self._line(None if self.on_gpu else seen))
+                        self._show(progress, self._line(None if self.on_gpu else self._so_far()))
                     self._pause(folder, stop)
             stepper.close()
             return self._finish(folder)
@@ -97,6 +96,10 @@ class Trainer(Parts):
         self.distillation, passes = teaching.distillation(self, teachers)
         self.teaching = spent + passes
         self.seed()  # building networks draws from the same generator
+
+    def _so_far(self) -> Tensor:
+        """The meter within an epoch, as if the other processes had seen what this one has."""
+        return self.meter.values() * self.processes.world
 
     def _enter(self, epoch: int) -> int:
         """Begin an epoch, or go on in the middle of it; the steps of it that are done."""
