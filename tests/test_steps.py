@@ -263,3 +263,29 @@ def test_a_loader_that_is_not_used_is_mentioned():
         train_step(model, optimizer, batch)
     with pytest.warns(RuntimeWarning, match="the loader is not used"):
         tickets.ticket(batches((6,), 4))
+
+
+def test_the_name_of_a_module_takes_its_convolutions_and_linear_layers():
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.fc = nn.Embedding(20, 8), nn.Linear(8, 8)
+
+    model = nn.ModuleDict({"enc": Encoder(), "dec": nn.Linear(8, 20)})
+    assert list(st.sparsify(copy.deepcopy(model), st.Static(0.5), include="enc").layers) == ["enc.fc"]
+    named = st.sparsify(copy.deepcopy(model), st.Static(0.5), include=["enc.words", "dec"])
+    assert sorted(named.layers) == ["dec", "enc.words"]
+
+
+@pytest.mark.parametrize("when", ["each", "end"])
+def test_the_summary_tells_the_count_of_the_ticket(when):
+    """Before it is pruned once at the end, the average holds the union of the tickets."""
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.SET(0.6), optimizer, seed=0)
+    tickets = st.SupTickets(network, 8, 4, 2, (0.001, 0.05), prune_when=when)
+    for batch in batches((6,), 4, count=8):
+        train_step(model, optimizer, batch)
+    found = tickets.ticket().state_dict()
+    alive = sum(int((found[f"{name}.weight"] != 0).sum()) for name in network.layers)
+    assert tickets.summary()["nonzero"] == alive == network.nonzero

@@ -90,7 +90,7 @@ class SparseNetwork:
     @property
     def changing(self) -> dict[str, SparseWeight]:
         """The sparse weights whose connections change: neither frozen nor kept dense."""
-        kept = self.method.kept_dense(self)
+        kept = self.method.kept_dense([*self.weights])
         return {n: w for n, w in self.weights.items() if w.values.requires_grad and n not in kept}
 
     @property

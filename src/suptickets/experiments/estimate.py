@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.tree import Tree
 
+from suptickets.data.order import steps
 from suptickets.experiments.cells import Cell
 from suptickets.experiments.plan import AVERAGING, Reading, Task, default_settings
 from suptickets.measure.cost import training_flops
@@ -39,7 +40,7 @@ class Network:
 
     def steps(self, batch_size: int) -> int:
         """Of an epoch."""
-        return -(-self.samples // batch_size)
+        return steps(self.samples, batch_size)
 
 
 @lru_cache
@@ -69,14 +70,14 @@ def task_flops(task: Task) -> float:
 def run_flops(run: Settings, model: str) -> float:
     """Of a whole run of the paper's model, whatever stands in for it."""
     net, cycles = network(run.data, model), run.cycles if run.cyclic else 0
-    steps = net.steps(run.batch_size)
-    method = build.method(run, steps, lambda _: None)
-    length, samples = round(run.cycle_epochs * steps), net.samples * run.epochs
+    each = net.steps(run.batch_size)
+    method = build.method(run, each, lambda _: None)
+    length, samples = round(run.cycle_epochs * each), net.samples * run.epochs
     spent = training_flops(
         net.forward,
         net.shapes,
         method,
-        run.epochs * steps,
+        run.epochs * each,
         samples,
         cycles=cycles,
         cycle_steps=length,

@@ -121,8 +121,9 @@ def _share(forward: Flops, shapes: Shapes, method: Method, sparsity: float) -> f
     """Forward cost at the method's distribution, as a share of the dense one."""
     if not method.sparse or not forward.dense:
         return 1.0
-    kept = {*range(len(shapes))[: method.dense_first], *range(len(shapes))[len(shapes) - method.dense_last :]}
-    living = counts(list(shapes.values()), sparsity, method.distribution, dense=kept, names=list(shapes))
+    names = list(shapes)
+    kept = {names.index(name) for name in method.kept_dense(names)}
+    living = counts(list(shapes.values()), sparsity, method.distribution, dense=kept, names=names)
     missing = {n: 1 - count / prod(shapes[n]) for n, count in zip(shapes, living, strict=True)}
     return 1 - sum(layer.dense * missing.get(n, 0.0) for n, layer in forward.layers.items()) / forward.dense
 

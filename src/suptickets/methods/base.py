@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -57,13 +57,12 @@ class Method:
         """Choose the first connections; all are alive when this is called."""
         shapes = [weight.shape for weight in network.weights.values()]
         names = list(network.weights)
-        dense = {names.index(name) for name in self.kept_dense(network)}
+        dense = {names.index(name) for name in self.kept_dense(names)}
         assigned = counts(shapes, self.initial, self.distribution, dense=dense, names=names)
         network.prune(dict(zip(names, assigned, strict=True)), by="random")
 
-    def kept_dense(self, network: SparseNetwork) -> list[str]:
-        """The layers that keep all their connections from the start to the end."""
-        names = list(network.weights)
+    def kept_dense(self, names: Sequence[str]) -> list[str]:
+        """Which of the sparse layers keep all their connections from the start to the end."""
         return [*names[: self.dense_first], *names[len(names) - self.dense_last :]]
 
     def needs_gradient(self, step: int) -> bool:

@@ -124,10 +124,11 @@ def _markdown(text: str) -> str:
 
 
 def latex(page: Page) -> str:
-    """All tables, for a document that uses booktabs; captions say what the reader must know."""
+    """All tables, for a document that uses booktabs; captions of the main ones say what one must know."""
     head, label = "% \\usepackage{booktabs}\n", _label(page.title)
     notes = [str(note) for note in page.notes()]
-    return head + "".join(f"\n{_latex_table(table, notes, label)}" for table in page.tables())
+    tables = [_latex_table(table, [] if table.folded else notes, label) for table in page.tables()]
+    return head + "".join(f"\n{table}" for table in tables)
 
 
 def _label(title: str) -> str:

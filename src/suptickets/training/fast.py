@@ -166,17 +166,12 @@ class FastStep:
     def epoch(self, epoch: int, done: int) -> Iterator[None]:
         """Do the steps of an epoch, from step `done` on, one at each iteration."""
         first = epoch * self.parts.steps + 1
-        rates = [self._rate(step) for step in range(first, first + self.parts.steps)]
+        rates = [self.parts.rate_at(step) for step in range(first, first + self.parts.steps)]
         self.rates.copy_(torch.tensor(rates, dtype=self.rates.dtype))
         self.index.fill_(done)
         for size in self.feed.epoch(epoch, done):
             self.step(size)
             yield
-
-    def _rate(self, step: int) -> float:
-        tickets = self.parts.tickets
-        cyclic = None if tickets is None else tickets.rate_at(step)
-        return self.parts.rate(step) if cyclic is None else cyclic
 
     def step(self, size: int) -> None:
         """One step, and what it sets off."""

@@ -157,11 +157,6 @@ class Trainer(Parts):
         count = min(self.steps, RATES)
         return [self.rate_at((epoch - 1) * self.steps + self.steps * n // count) for n in range(1, count + 1)]
 
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step, in the normal phase or in a cycle."""
-        cyclic = None if self.tickets is None else self.tickets.rate_at(step)
-        return self.rate(step) if cyclic is None else cyclic
-
     def _check_loss(self, meter: Tensor) -> None:
         """Stop when the loss is not finite, in whichever process."""
         step = self.network.step

@@ -104,6 +104,11 @@ class Parts:
             keep=s.keeps,
         )
 
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, in the normal phase or in a cycle."""
+        cyclic = None if self.tickets is None else self.tickets.rate_at(step)
+        return self.rate(step) if cyclic is None else cyclic
+
     def example(self) -> Tensor:
         """An input of the right kind."""
         return torch.zeros(1, *self.data.shape, device=self.processes.device, dtype=self.dtype)
