@@ -144,7 +144,9 @@ def test_other_number_of_processes_goes_on(server: Server, tmp_path: Path) -> No
     """Not bit-identical (dropout), but nothing is lost: the epoch's samples are counted once."""
     out, log = tmp_path / "run", tmp_path / "log"
     server.run(*RUN, "--out", out, log=log, ranks=2, die=f"0:13:{int(signal.SIGTERM)}")
+    assert f"torchrun --nproc-per-node 2 -m suptickets train --resume {out} goes on" in log.read_text()
     assert server.run(*RUN, "--out", out, log=log) == [0], log.read_text()
+    assert "the run was one of 2 processes and goes on with 1" in log.read_text()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, 9))
     assert all(0 < line["loss"] < 3 and 0 <= line["train_accuracy"] <= 1 for line in lines)

@@ -53,6 +53,7 @@ class Trainer(Parts):
             self.network.method.told = self._score_dense
         self.scores: list[Scores] = []
         self.saved: int | None = None  # the step of the last checkpoint
+        self.had = processes.world  # processes that wrote it
         self.last = math.nan, math.nan  # loss and accuracy of training when they were last read
         self.on_gpu = processes.device.type == "cuda"
 
@@ -72,6 +73,10 @@ class Trainer(Parts):
         if self.settings.booster == "distillation" and self.distillation is None:
             self._learn_from(*teaching.trained(self, folder, progress))
         self.began = time.monotonic() - self._resume(folder)
+        if self.had != (now := self.processes.world):
+            progress.say(
+                f"the run was one of {self.had} processes and goes on with {now}: not as it would have"
+            )
         if self.tickets is not None and self.start is None and self.network.step == self.tickets.start:
             self.start = self.evaluate(self.model)
         self.last_save = time.monotonic()
@@ -257,6 +262,7 @@ class Trainer(Parts):
         self.before_pruning = None if before is None else Scores(**before)
         self.scores = [Scores(**scores) for scores in state["scores"]]
         rank, meters = self.processes.rank, state["meter"]
+        self.had = len(meters)
         if len(meters) == self.processes.world:
             self.meter.load(meters[rank])
         else:
