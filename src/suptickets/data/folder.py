@@ -12,8 +12,11 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -140,17 +143,42 @@ class FolderData:
             generator=torch.Generator(),
             worker_init_fn=_undisturbed,
         )
-        for batch in loader:
+        with _blocked():
+            loaded = iter(loader)
+        for batch in loaded:
             if isinstance(batch, str):
                 raise SparsityError(batch)
             x, y = (t.to(device, non_blocking=True) for t in batch)
             yield normalise(x), y
 
 
+ASKING = (signal.SIGINT, signal.SIGTERM)  # to stop
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Processes that are started meanwhile begin without signals that ask to stop."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _undisturbed(worker: int) -> None:
-    """Who asks all to stop means the process that trains: it writes a checkpoint, then ends its workers."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Who asks all to stop means the process that trains: it writes a checkpoint, then ends its workers.
+
+    Should it have to do that by signals, one of them is not enough, but the next is.
+    """
+    asked = count(1)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if next(asked) > 1:
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, terminate)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
 
 
 class _Images(Dataset[Any]):
