@@ -23,12 +23,15 @@
 
 namespace {
 
+// Floats in a register, and registers that sum a tile of one of two outputs.
 #if defined(__AVX512F__)
-constexpr int64_t VECTOR = 16, LONGEST = 8;  // floats in a register; registers that sum a tile
+constexpr int64_t VECTOR = 16, LONGEST = 8;
 #elif defined(__AVX__)
-constexpr int64_t VECTOR = 8, LONGEST = 12;
-#else
+constexpr int64_t VECTOR = 8, LONGEST = 6;
+#elif defined(__aarch64__)
 constexpr int64_t VECTOR = 4, LONGEST = 12;
+#else
+constexpr int64_t VECTOR = 4, LONGEST = 6;
 #endif
 
 constexpr int64_t PARTS = 8;  // items of a step for each thread, about
@@ -39,6 +42,11 @@ struct Vectors {
   typedef float Floats __attribute__((vector_size(4 * N), aligned(4), may_alias));
   typedef int32_t Bits __attribute__((vector_size(4 * N), aligned(4), may_alias));
 };
+
+template <int N>
+using Floats = typename Vectors<N>::Floats;
+template <int N>
+using Bits = typename Vectors<N>::Bits;
 
 struct Planes {       // all in floats
   int64_t at;         // where the first pixel of the first channel is
@@ -57,7 +65,8 @@ enum Kind : int64_t { PACK, SPARSE, SPLIT, MAX, MEAN, UNPACK };
 struct Step {
   Kind kind;
   Planes x, y;
-  // SPARSE: taps of block b and output o are [starts[b * (outputs + 1) + o], the next).
+  // SPARSE: for each block of input channels and each pair of outputs, where the taps start that both have (one
+  // of the first, one of the second, and so on), those of the first alone, those of the second alone.
   const Tap* taps;
   const int32_t* starts;
   const float* bias;
@@ -78,58 +87,87 @@ struct Call {
 
 int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+int64_t pairs_of(const Step& s) { return divided(s.y.channels, 2); }
+
 int64_t run_of(const Planes& p, int64_t lanes) { return (p.height - 1) * p.row + p.width * lanes; }
 
 // ---- sparse convolution: tiles of a run times chunks of the outputs ----
 
 template <int N, int T>
-inline void add_taps(typename Vectors<N>::Floats* sums, const Tap* tap, const Tap* end, const float* x) {
-  typedef typename Vectors<N>::Floats Floats;
+inline void add_taps(Floats<N>* sums, const Tap* tap, const Tap* end, const float* x) {
   // Fewer than about six sums would wait for each other: short tiles take several taps at once.
   constexpr int AT_ONCE = T == 1 ? 4 : T <= 3 ? 2 : 1;
   if (AT_ONCE > 1) {
-    Floats more[AT_ONCE][T] = {};
+    Floats<N> more[AT_ONCE][T] = {};
     for (; end - tap >= AT_ONCE; tap += AT_ONCE)
 #pragma GCC unroll 4
       for (int u = 0; u < AT_ONCE; u++)
 #pragma GCC unroll 4
-        for (int t = 0; t < T; t++) more[u][t] += tap[u].value * *(const Floats*)(x + tap[u].offset + t * N);
+        for (int t = 0; t < T; t++) more[u][t] += tap[u].value * *(const Floats<N>*)(x + tap[u].offset + t * N);
     for (int u = 0; u < AT_ONCE; u++)
       for (int t = 0; t < T; t++) sums[t] += more[u][t];
   }
   for (; tap < end; tap++) {
-    const float* moved = x + tap->offset;
-    const Floats value = tap->value - Floats{};
+    const Floats<N>* moved = (const Floats<N>*)(x + tap->offset);
+    const Floats<N> value = tap->value - Floats<N>{};
 #pragma GCC unroll 16
-    for (int t = 0; t < T; t++) sums[t] += value * *(const Floats*)(moved + t * N);
+    for (int t = 0; t < T; t++) sums[t] += value * moved[t];
   }
 }
 
-// The taps come in blocks of input channels whose tiles stay in the nearest cache for all outputs.
+// The taps that both outputs have: what is read is read once for both, on which `volatile` insists.
 template <int N, int T>
-void tile(const Step& s, float* arena, int64_t from, int64_t first, int64_t last) {
-  typedef typename Vectors<N>::Floats Floats;
-  typedef typename Vectors<N>::Bits Bits;
-  const float* x = arena + s.x.at + from;
-  for (int64_t b = 0; b < s.blocks; b++) {
-    const int32_t* starts = s.starts + b * (s.y.channels + 1);
-    for (int64_t o = first; o < last; o++) {
-      Floats* y = (Floats*)(arena + s.y.at + o * s.y.step + from);
-      Floats sums[T];
-      for (int t = 0; t < T; t++) sums[t] = b ? y[t] : s.bias[o] - Floats{};
-      add_taps<N, T>(sums, s.taps + starts[o], s.taps + starts[o + 1], x);
-      if (b == s.blocks - 1) {
-        const Floats* other = (const Floats*)(arena + s.residual + o * s.y.step + from);
-        const Bits* mask = (const Bits*)(s.mask + from);
-        for (int t = 0; t < T; t++) {
-          if (s.residual >= 0) sums[t] += other[t];
-          if (s.relu) sums[t] = sums[t] < 0 ? Floats{} : sums[t];
-          sums[t] = (Floats)((Bits)sums[t] & mask[t]);
-        }
-      }
-      for (int t = 0; t < T; t++) y[t] = sums[t];
+inline void add_shared(Floats<N>* one, Floats<N>* two, const Tap* tap, const Tap* end, const float* x) {
+  for (; tap < end; tap += 2) {
+    const volatile Floats<N>* moved = (const volatile Floats<N>*)(x + tap->offset);
+    const Floats<N> first = tap[0].value - Floats<N>{}, second = tap[1].value - Floats<N>{};
+#pragma GCC unroll 16
+    for (int t = 0; t < T; t++) {
+      const Floats<N> read = moved[t];
+      one[t] += first * read;
+      two[t] += second * read;
     }
   }
+}
+
+template <int N, int T>
+inline void begin(Floats<N>* sums, const Step& s, int64_t block, const float* y, int64_t output) {
+  for (int t = 0; t < T; t++) sums[t] = block ? ((const Floats<N>*)y)[t] : s.bias[output] - Floats<N>{};
+}
+
+template <int N, int T>
+inline void finish(Floats<N>* sums, const Step& s, int64_t block, float* y, const float* other, const int32_t* mask) {
+  for (int t = 0; t < T; t++) {
+    if (block == s.blocks - 1) {
+      if (s.residual >= 0) sums[t] += ((const Floats<N>*)other)[t];
+      if (s.relu) sums[t] = sums[t] < 0 ? Floats<N>{} : sums[t];
+      sums[t] = (Floats<N>)((Bits<N>)sums[t] & ((const Bits<N>*)mask)[t]);
+    }
+    ((Floats<N>*)y)[t] = sums[t];
+  }
+}
+
+// The taps come in blocks of input channels whose tiles stay in the nearest cache for all outputs. The second
+// output of the last pair may be one too many: there is memory for it that nobody reads.
+template <int N, int T>
+void tile(const Step& s, float* arena, int64_t from, int64_t first, int64_t last) {
+  Floats<N> one[T], two[T];
+  const float* x = arena + s.x.at + from;
+  const int32_t* mask = s.mask + from;
+  for (int64_t b = 0; b < s.blocks; b++)
+    for (int64_t pair = first; pair < last; pair++) {
+      const int32_t* starts = s.starts + b * (3 * pairs_of(s) + 1) + 3 * pair;
+      const Tap *both = s.taps + starts[0], *ones = s.taps + starts[1], *twos = s.taps + starts[2];
+      float *y = arena + s.y.at + 2 * pair * s.y.step + from, *z = y + s.y.step;
+      const float* other = arena + s.residual + 2 * pair * s.y.step + from;
+      begin<N, T>(one, s, b, y, 2 * pair);
+      begin<N, T>(two, s, b, z, 2 * pair + 1);
+      add_shared<N, T>(one, two, both, ones, x);
+      add_taps<N, T>(one, ones, twos, x);
+      add_taps<N, T>(two, twos, s.taps + starts[3], x);
+      finish<N, T>(one, s, b, y, other, mask);
+      finish<N, T>(two, s, b, z, other + s.y.step, mask);
+    }
 }
 
 typedef void (*Tile)(const Step&, float*, int64_t, int64_t, int64_t);
@@ -148,7 +186,7 @@ struct Parts {  // the items of a SPARSE step
     length = run <= 3 * SHORT ? SHORT : VECTOR;
     vectors = divided(run, length);
     tiles = divided(vectors, LONGEST);
-    chunks = c.threads == 1 ? 1 : std::min(divided(PARTS * c.threads, tiles), divided(s.y.channels, 8));
+    chunks = c.threads == 1 ? 1 : std::min(divided(PARTS * c.threads, tiles), divided(pairs_of(s), 4));
   }
 };
 
@@ -165,14 +203,14 @@ void frame(const Planes& p, float* arena, int64_t channel, int64_t length) {
 
 void sparse(const Call& c, const Step& s, int64_t item) {
   const Parts p(c, s);
-  const int64_t tile = item / p.chunks, chunk = item % p.chunks, outputs = s.y.channels;
+  const int64_t tile = item / p.chunks, chunk = item % p.chunks, pairs = pairs_of(s);
   const int64_t begin = p.vectors * tile / p.tiles, end = p.vectors * (tile + 1) / p.tiles;
-  const int64_t first = outputs * chunk / p.chunks, last = outputs * (chunk + 1) / p.chunks;
+  const int64_t first = pairs * chunk / p.chunks, last = pairs * (chunk + 1) / p.chunks;
   constexpr auto lengths = std::make_integer_sequence<int, LONGEST>();
   const Tile run = p.length == VECTOR ? tile_of<VECTOR>(end - begin, lengths) : tile_of<SHORT>(end - begin, lengths);
   run(s, c.arena, begin * p.length, first, last);
   if (tile == 0)
-    for (int64_t o = first; o < last; o++) frame(s.y, c.arena, o, p.vectors * p.length);
+    for (int64_t o = 2 * first; o < 2 * last; o++) frame(s.y, c.arena, o, p.vectors * p.length);
 }
 
 // ---- the other steps, channel by channel ----

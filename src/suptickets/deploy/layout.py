@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from suptickets.deploy import native
 from suptickets.deploy.recipe import Recipe
-from suptickets.deploy.steps import Planes, Pool, Sparse, Split, Step
+from suptickets.deploy.steps import Planes, Pool, Sparse, Split, Step, Whole
 
 LINE = 16  # floats of a cache line
 NEAREST = 6144  # floats of the nearest cache that the tiles of a block of input channels may take
-FEWEST = 8  # taps of an output that a block has at least, on average, lest sums come and go too often
+FEWEST = 14  # taps of an output that a block has at least, on average, lest sums come and go too often
 PACK, SPARSE, SPLIT, MAX, MEAN, UNPACK = range(6)
 
 
@@ -56,8 +56,8 @@ class Place:
 
     @property
     def size(self) -> int:
-        """Of all channels."""
-        return self.planes.channels * self.step
+        """Of all channels, and of one more if their number is odd: they are computed in pairs."""
+        return (self.planes.channels + self.planes.channels % 2) * self.step
 
     def native(self, start: int) -> native.Planes:
         """As the kernels take it, in memory from `start` on."""
@@ -131,7 +131,7 @@ class Program:
         taps, starts = blocked(step, x, y)
         made.kind, made.relu, made.blocks = SPARSE, step.relu, len(starts)
         made.taps, made.starts = self._keep(taps), self._keep(starts)
-        made.bias, made.mask = self._keep(step.bias), self._keep(mask(y))
+        made.bias, made.mask = self._keep(np.append(step.bias, np.float32(0))), self._keep(mask(y))
         if step.residual:
             made.residual = self._place(step.residual).at
 
@@ -149,18 +149,31 @@ def mask(y: Place) -> NDArray[np.int32]:
 
 
 def blocked(step: Sparse, x: Place, y: Place) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """The taps by block of input channels, then by output, then by place; and where each pair starts."""
-    taps, outputs, channels = step.taps, y.planes.channels, x.planes.channels
-    size = block_size(step, x, y)
-    block, blocks = taps.channel // size, -(-channels // size)
+    """The taps by block of input channels, then by pair of outputs: those of both, of one, of the other.
+
+    Returns:
+        The taps, and where they start: for each block a row, of three starts for each pair and an end.
+    """
+    taps, size = step.taps, block_size(step, x, y)
+    blocks, pairs = -(-x.planes.channels // size), -(-y.planes.channels // 2)
     offset = taps.channel * x.step + taps.down * x.row + taps.right * x.lanes
-    order = np.lexsort((offset, taps.output, block))
+    order = np.lexsort((taps.output, offset, taps.output // 2))
+    output, offset, value = taps.output[order], offset[order], taps.value[order]
+    owner = np.where(shared(output, offset), 0, 1 + output % 2)
+    key = (taps.channel[order] // size * pairs + output // 2) * 3 + owner
+    order = np.argsort(key, kind="stable")
     made = np.empty(len(order), dtype=[("value", np.float32), ("offset", np.int32)])
-    made["value"], made["offset"] = taps.value[order], offset[order]
-    pair = (block * outputs + taps.output)[order]
-    firsts = np.searchsorted(pair, np.arange(blocks * outputs + 1))
-    starts = np.stack([firsts[b * outputs : (b + 1) * outputs + 1] for b in range(blocks)])
+    made["value"], made["offset"] = value[order], offset[order]
+    firsts = np.searchsorted(key[order], np.arange(3 * pairs * blocks + 1))
+    starts = np.stack([firsts[3 * pairs * b : 3 * pairs * (b + 1) + 1] for b in range(blocks)])
     return made, starts.astype(np.int32)
+
+
+def shared(output: Whole, offset: Whole) -> NDArray[np.bool_]:
+    """Which taps, sorted by pair, offset and output, the other output of the pair has too."""
+    after = (output[1:] == output[:-1] + 1) & (output[1:] % 2 == 1) & (offset[1:] == offset[:-1])
+    both: NDArray[np.bool_] = np.append(after, False) | np.insert(after, 0, False)
+    return both
 
 
 def block_size(step: Sparse, x: Place, y: Place) -> int:
