@@ -366,6 +366,13 @@ def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert str(error.value) == message
 
 
+def test_without_a_place(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fresh / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
+    with pytest.raises(st.SparsityError, match="no place for the sparse kernels, set XDG_CACHE_HOME: "):
+        native.library()
+
+
 def compiler(folder: Path, body: str) -> str:
     path = folder / "compiler"
     path.write_text(f"#!/bin/sh\n{body}\n")

@@ -3,8 +3,8 @@
 // A tensor lies as planes, one per channel: rows of pixels, each pixel so many lanes (images of a batch).
 // Between the rows and around the plane there are zeros, as wide as the padding that its readers need.
 // So the pixels of a plane are one run of memory, and a tap of a convolution (a weight at a place of its
-// kernel) reads the same run, moved by an offset: a sparse convolution is a sum of moved runs.
-// What lies between the rows is computed too, and set to zero by a mask when the run is written.
+// kernel) reads the same run, moved by an offset: a sparse convolution is a sum of moved runs. What lies
+// between the rows is computed too, and set to zero by a mask when the run is written.
 
 #include <algorithm>
 #include <atomic>
@@ -22,18 +22,14 @@
 #include <vector>
 
 namespace {
-
 // Floats in a register, and registers that sum a tile of one of two outputs.
 #if defined(__AVX512F__)
 constexpr int64_t VECTOR = 16, LONGEST = 8;
 #elif defined(__AVX__)
 constexpr int64_t VECTOR = 8, LONGEST = 6;
-#elif defined(__aarch64__)
-constexpr int64_t VECTOR = 4, LONGEST = 12;
 #else
 constexpr int64_t VECTOR = 4, LONGEST = 6;
 #endif
-
 constexpr int64_t PARTS = 8;  // items of a step for each thread, about
 constexpr int64_t SHORT = VECTOR / 2;  // of a vector for the shortest runs, to which a longer one adds little
 
@@ -43,10 +39,8 @@ struct Vectors {
   typedef int32_t Bits __attribute__((vector_size(4 * N), aligned(4), may_alias));
 };
 
-template <int N>
-using Floats = typename Vectors<N>::Floats;
-template <int N>
-using Bits = typename Vectors<N>::Bits;
+template <int N> using Floats = typename Vectors<N>::Floats;
+template <int N> using Bits = typename Vectors<N>::Bits;
 
 struct Planes {       // all in floats
   int64_t at;         // where the first pixel of the first channel is
@@ -65,8 +59,9 @@ enum Kind : int64_t { PACK, SPARSE, SPLIT, MAX, MEAN, UNPACK };
 struct Step {
   Kind kind;
   Planes x, y;
-  // SPARSE: for each block of input channels and each pair of outputs, where the taps start that both have (one
-  // of the first, one of the second, and so on), those of the first alone, those of the second alone.
+  int64_t port;  // PACK, UNPACK: which of the inputs or outputs
+  // SPARSE: for each block of input channels and each pair of outputs, where the taps start that both have
+  // (one of the first, one of the second, and so on), those of the first alone, those of the second alone.
   const Tap* taps;
   const int32_t* starts;
   const float* bias;
@@ -80,15 +75,13 @@ struct Call {
   const Step* steps;
   int64_t count, lanes, images;  // images: how many of the lanes are in use
   float* arena;
-  const float* const* inputs;  // of the PACKs, of the UNPACKs, in their order
+  const float* const* inputs;
   float* const* outputs;
   int64_t threads;
 };
 
 int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t pairs_of(const Step& s) { return divided(s.y.channels, 2); }
-
 int64_t run_of(const Planes& p, int64_t lanes) { return (p.height - 1) * p.row + p.width * lanes; }
 
 // ---- sparse convolution: tiles of a run times chunks of the outputs ----
@@ -100,10 +93,9 @@ inline void add_taps(Floats<N>* sums, const Tap* tap, const Tap* end, const floa
   if (AT_ONCE > 1) {
     Floats<N> more[AT_ONCE][T] = {};
     for (; end - tap >= AT_ONCE; tap += AT_ONCE)
-#pragma GCC unroll 4
       for (int u = 0; u < AT_ONCE; u++)
-#pragma GCC unroll 4
-        for (int t = 0; t < T; t++) more[u][t] += tap[u].value * *(const Floats<N>*)(x + tap[u].offset + t * N);
+        for (int t = 0; t < T; t++)
+          more[u][t] += tap[u].value * *(const Floats<N>*)(x + tap[u].offset + t * N);
     for (int u = 0; u < AT_ONCE; u++)
       for (int t = 0; t < T; t++) sums[t] += more[u][t];
   }
@@ -131,14 +123,15 @@ inline void add_shared(Floats<N>* one, Floats<N>* two, const Tap* tap, const Tap
 }
 
 template <int N, int T>
-inline void begin(Floats<N>* sums, const Step& s, int64_t block, const float* y, int64_t output) {
-  for (int t = 0; t < T; t++) sums[t] = block ? ((const Floats<N>*)y)[t] : s.bias[output] - Floats<N>{};
+inline void begin(Floats<N>* sums, bool first, const float* y, float bias) {
+  for (int t = 0; t < T; t++) sums[t] = first ? bias - Floats<N>{} : ((const Floats<N>*)y)[t];
 }
 
 template <int N, int T>
-inline void finish(Floats<N>* sums, const Step& s, int64_t block, float* y, const float* other, const int32_t* mask) {
+inline void finish(Floats<N>* sums,
+                   bool last, const Step& s, float* y, const float* other, const int32_t* mask) {
   for (int t = 0; t < T; t++) {
-    if (block == s.blocks - 1) {
+    if (last) {
       if (s.residual >= 0) sums[t] += ((const Floats<N>*)other)[t];
       if (s.relu) sums[t] = sums[t] < 0 ? Floats<N>{} : sums[t];
       sums[t] = (Floats<N>)((Bits<N>)sums[t] & ((const Bits<N>*)mask)[t]);
@@ -160,21 +153,19 @@ void tile(const Step& s, float* arena, int64_t from, int64_t first, int64_t last
       const Tap *both = s.taps + starts[0], *ones = s.taps + starts[1], *twos = s.taps + starts[2];
       float *y = arena + s.y.at + 2 * pair * s.y.step + from, *z = y + s.y.step;
       const float* other = arena + s.residual + 2 * pair * s.y.step + from;
-      begin<N, T>(one, s, b, y, 2 * pair);
-      begin<N, T>(two, s, b, z, 2 * pair + 1);
+      begin<N, T>(one, b == 0, y, s.bias[2 * pair]);
+      begin<N, T>(two, b == 0, z, s.bias[2 * pair + 1]);
       add_shared<N, T>(one, two, both, ones, x);
       add_taps<N, T>(one, ones, twos, x);
       add_taps<N, T>(two, twos, s.taps + starts[3], x);
-      finish<N, T>(one, s, b, y, other, mask);
-      finish<N, T>(two, s, b, z, other + s.y.step, mask);
+      finish<N, T>(one, b == s.blocks - 1, s, y, other, mask);
+      finish<N, T>(two, b == s.blocks - 1, s, z, other + s.y.step, mask);
     }
 }
 
-typedef void (*Tile)(const Step&, float*, int64_t, int64_t, int64_t);
-
 template <int N, int... T>
-Tile tile_of(int64_t vectors, std::integer_sequence<int, T...>) {
-  static constexpr Tile table[] = {tile<N, T + 1>...};
+auto tile_of(int64_t vectors, std::integer_sequence<int, T...>) {
+  static constexpr decltype(&tile<N, 1>) table[] = {tile<N, T + 1>...};
   return table[vectors - 1];
 }
 
@@ -206,9 +197,10 @@ void sparse(const Call& c, const Step& s, int64_t item) {
   const int64_t tile = item / p.chunks, chunk = item % p.chunks, pairs = pairs_of(s);
   const int64_t begin = p.vectors * tile / p.tiles, end = p.vectors * (tile + 1) / p.tiles;
   const int64_t first = pairs * chunk / p.chunks, last = pairs * (chunk + 1) / p.chunks;
-  constexpr auto lengths = std::make_integer_sequence<int, LONGEST>();
-  const Tile run = p.length == VECTOR ? tile_of<VECTOR>(end - begin, lengths) : tile_of<SHORT>(end - begin, lengths);
-  run(s, c.arena, begin * p.length, first, last);
+  constexpr std::make_integer_sequence<int, LONGEST> lengths;
+  const int64_t size = end - begin;
+  const auto sum = p.length == VECTOR ? tile_of<VECTOR>(size, lengths) : tile_of<SHORT>(size, lengths);
+  sum(s, c.arena, begin * p.length, first, last);
   if (tile == 0)
     for (int64_t o = 2 * first; o < 2 * last; o++) frame(s.y, c.arena, o, p.vectors * p.length);
 }
@@ -219,39 +211,34 @@ void sparse(const Call& c, const Step& s, int64_t item) {
 void blank(const Call& c, const Planes& y, int64_t channel) {
   frame(y, c.arena, channel, run_of(y, c.lanes));
   float* first = c.arena + y.at + channel * y.step;
-  for (int64_t i = 0; i + 1 < y.height; i++) clear(first + i * y.row + y.width * c.lanes, first + (i + 1) * y.row);
+  for (float* row = first; row < first + (y.height - 1) * y.row; row += y.row)
+    clear(row + y.width * c.lanes, row + y.row);
 }
 
-void pack(const Call& c, const Step& s, int64_t channel, const float* x) {
-  const int64_t pixels = s.y.height * s.y.width, lanes = c.lanes;
-  float* y = c.arena + s.y.at + channel * s.y.step;
-  for (int64_t i = 0; i < s.y.height; i++)
-    for (int64_t j = 0; j < s.y.width; j++)
-      for (int64_t l = 0; l < lanes; l++) {
-        const int64_t from = (l * s.y.channels + channel) * pixels + i * s.y.width + j;
-        y[i * s.y.row + j * lanes + l] = l < c.images ? x[from] : 0;
+// Between a batch as torch has it, image by image, and planes.
+void exchange(const Call& c, const Step& s, int64_t channel) {
+  const bool in = s.kind == PACK;
+  const Planes& p = in ? s.y : s.x;
+  float* plane = c.arena + p.at + channel * p.step;
+  for (int64_t i = 0; i < p.height; i++)
+    for (int64_t j = 0; j < p.width; j++)
+      for (int64_t l = 0; l < (in ? c.lanes : c.images); l++) {
+        const int64_t there = ((l * p.channels + channel) * p.height + i) * p.width + j;
+        float& here = plane[i * p.row + j * c.lanes + l];
+        if (in) here = l < c.images ? c.inputs[s.port][there] : 0;
+        else c.outputs[s.port][there] = here;
       }
-  blank(c, s.y, channel);
-}
-
-void unpack(const Call& c, const Step& s, int64_t channel, float* y) {
-  const int64_t pixels = s.x.height * s.x.width, lanes = c.lanes;
-  const float* x = c.arena + s.x.at + channel * s.x.step;
-  for (int64_t l = 0; l < c.images; l++)
-    for (int64_t i = 0; i < s.x.height; i++)
-      for (int64_t j = 0; j < s.x.width; j++)
-        y[(l * s.x.channels + channel) * pixels + i * s.x.width + j] = x[i * s.x.row + j * lanes + l];
+  if (in) blank(c, p, channel);
 }
 
 // y = f(y, x) for pixels of a row of y and every n-th of a row of x; a stride of 2 is known to the compiler.
 template <int LANES, typename F>
 void along(float* __restrict y, const float* __restrict x, int64_t pixels, int64_t stride, F f) {
-  if (stride == 2)
+  const auto all = [&](int64_t n) {
     for (int64_t j = 0; j < pixels; j++)
-      for (int l = 0; l < LANES; l++) y[j * LANES + l] = f(y[j * LANES + l], x[j * 2 * LANES + l]);
-  else
-    for (int64_t j = 0; j < pixels; j++)
-      for (int l = 0; l < LANES; l++) y[j * LANES + l] = f(y[j * LANES + l], x[j * stride * LANES + l]);
+      for (int l = 0; l < LANES; l++) y[j * LANES + l] = f(y[j * LANES + l], x[j * n * LANES + l]);
+  };
+  stride == 2 ? all(2) : all(stride);
 }
 
 // For every row of y and every pixel of the window: the pixels of y for which it is inside of x.
@@ -263,7 +250,8 @@ void windowed(const Call& c, const Step& s, int64_t channel, float start, F f) {
     std::fill_n(y, s.y.width * LANES, start);
     for (int64_t a = 0; a < s.kernel[0]; a++)
       for (int64_t b = 0; b < s.kernel[1]; b++) {
-        const int64_t row = i * s.stride[0] + a - s.padding[0], column = b - s.padding[1], stride = s.stride[1];
+        const int64_t row = i * s.stride[0] + a - s.padding[0], column = b - s.padding[1];
+        const int64_t stride = s.stride[1];
         if (row < 0 || row >= s.x.height) continue;
         const int64_t first = column < 0 ? divided(-column, stride) : 0;
         const int64_t last = std::min(s.y.width, divided(s.x.width - column, stride));
@@ -288,58 +276,43 @@ void window(const Call& c, const Step& s, int64_t channel) {
 }
 
 void windows(const Call& c, const Step& s, int64_t channel) {
-  switch (c.lanes) {
-    case 1: return window<1>(c, s, channel);
-    case 2: return window<2>(c, s, channel);
-    case 4: return window<4>(c, s, channel);
-    case 8: return window<8>(c, s, channel);
-    default: return window<16>(c, s, channel);
-  }
+  const auto one = c.lanes == 1 ? window<1> : c.lanes == 2 ? window<2> : c.lanes == 4 ? window<4> : window<8>;
+  one(c, s, channel);
 }
 
 // ---- a call: steps one after another, each cut into items that whoever is free takes ----
 
-int64_t groups(const Call& c, const Step& s) {
-  const int64_t channels = s.kind == UNPACK ? s.x.channels : s.y.channels;
-  return std::min(channels, c.threads == 1 ? 1 : 4 * c.threads);
-}
+int64_t channels_of(const Step& s) { return s.kind == UNPACK ? s.x.channels : s.y.channels; }
 
 int64_t items(const Call& c, const Step& s) {
-  if (s.kind != SPARSE) return groups(c, s);
+  if (s.kind != SPARSE) return c.threads == 1 ? 1 : std::min(channels_of(s), PARTS * c.threads);
   const Parts p(c, s);
   return p.tiles * p.chunks;
 }
 
-void work(const Call& c, const Step& s, int64_t item, int64_t port) {
+void work(const Call& c, const Step& s, int64_t item) {
   if (s.kind == SPARSE) return sparse(c, s, item);
-  const int64_t channels = s.kind == UNPACK ? s.x.channels : s.y.channels, parts = groups(c, s);
-  for (int64_t k = channels * item / parts; k < channels * (item + 1) / parts; k++)
-    if (s.kind == PACK) pack(c, s, k, c.inputs[port]);
-    else if (s.kind == UNPACK) unpack(c, s, k, c.outputs[port]);
-    else windows(c, s, k);
+  const auto each = s.kind == PACK || s.kind == UNPACK ? exchange : windows;
+  const int64_t channels = channels_of(s), parts = items(c, s);
+  for (int64_t k = channels * item / parts; k < channels * (item + 1) / parts; k++) each(c, s, k);
 }
 
 void alone(Call c) {
   c.threads = 1;
-  for (int64_t k = 0, inputs = 0, outputs = 0; k < c.count; k++) {
-    const Step& s = c.steps[k];
-    const int64_t port = s.kind == PACK ? inputs++ : s.kind == UNPACK ? outputs++ : 0;
-    for (int64_t i = 0; i < items(c, s); i++) work(c, s, i, port);
-  }
+  for (const Step* s = c.steps; s < c.steps + c.count; s++)
+    for (int64_t i = 0; i < items(c, *s); i++) work(c, *s, i);
 }
 
-// Stages one after another, each of items that are dealt out: a thread begins with its own, which lie where it
-// wrote in the stage before, then helps others. Who comes late finds all items taken and touches nothing of
-// the calls, which may be over by then.
+// Stages one after another, each of items that are dealt out: a thread begins with its own, which lie where
+// it wrote in the stage before, then helps others. Who comes late finds all items taken and touches nothing
+// of the calls, which may be over by then.
 class Job {
  public:
-  Job(const Call* calls, int64_t count, int64_t threads) : calls(calls), together(count == 1), threads(threads) {
-    int64_t inputs = 0, outputs = 0;
-    if (!together) stages.emplace_back(count, 0, threads);
-    for (int64_t k = 0; together && k < calls->count; k++) {
-      const Step& s = calls->steps[k];
-      stages.emplace_back(items(*calls, s), s.kind == PACK ? inputs++ : s.kind == UNPACK ? outputs++ : 0, threads);
-    }
+  Job(const Call* calls, int64_t count, int64_t threads)
+      : calls(calls), together(count == 1), threads(threads) {
+    if (!together) stages.emplace_back(count, threads);
+    for (int64_t k = 0; together && k < calls->count; k++)
+      stages.emplace_back(items(*calls, calls->steps[k]), threads);
   }
 
   void help() {
@@ -353,18 +326,18 @@ class Job {
 
  private:
   struct Stage {
-    const int64_t items, port;
+    const int64_t items;
     std::atomic<int64_t> done{0};
     std::vector<std::atomic<int64_t>> taken;  // of the items of each thread
 
-    Stage(int64_t items, int64_t port, int64_t threads) : items(items), port(port), taken(threads) {}
+    Stage(int64_t items, int64_t threads) : items(items), taken(threads) {}
   };
 
   void take(size_t k, int64_t thread) {
     Stage& stage = stages[k];
     const int64_t first = stage.items * thread / threads, last = stage.items * (thread + 1) / threads;
     for (int64_t i; (i = first + stage.taken[thread].fetch_add(1)) < last; stage.done.fetch_add(1))
-      together ? work(*calls, calls->steps[k], i, stage.port) : alone(calls[i]);
+      together ? work(*calls, calls->steps[k], i) : alone(calls[i]);
   }
 
   const Call* calls;
@@ -419,10 +392,9 @@ class Pool {
 
 }  // namespace
 
+extern "C" int64_t suptickets_tile() { return VECTOR * LONGEST; }
 extern "C" void suptickets_run(const Call* calls, int64_t count, int64_t threads) {
   const auto job = std::make_shared<Job>(calls, count, threads);
   if (threads > 1) Pool::own().share(job, threads - 1);
   job->help();
 }
-
-extern "C" int64_t suptickets_tile() { return VECTOR * LONGEST; }

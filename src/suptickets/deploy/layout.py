@@ -104,8 +104,8 @@ class Program:
         self.lanes, self._kept = lanes, list[NDArray[Any]]()
         self._starts, floats = arrange(recipe, lanes)
         self.floats = floats + 64 * LINE  # tiles at the end read beyond their run
-        packs = [native.Step(kind=PACK, y=self._place(planes)) for planes in recipe.inputs]
-        unpacks = [native.Step(kind=UNPACK, x=self._place(planes)) for planes in recipe.outputs]
+        packs = [native.Step(PACK, y=self._place(p), port=k) for k, p in enumerate(recipe.inputs)]
+        unpacks = [native.Step(UNPACK, x=self._place(p), port=k) for k, p in enumerate(recipe.outputs)]
         steps = [*packs, *map(self._lower, recipe.steps), *unpacks]
         self.steps = (native.Step * len(steps))(*steps)
 

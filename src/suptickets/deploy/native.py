@@ -15,7 +15,8 @@ from pathlib import Path
 from suptickets.errors import SparsityError
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
+OWN = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"  # for this very CPU
+FLAGS = ("-O3", OWN, "-std=c++17", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")  # tried in this order, after $CXX
 
 Pair = ctypes.c_int64 * 2
@@ -33,7 +34,7 @@ class Step(ctypes.Structure):
     """One operation: see the C++ structure of the same name."""
 
     _fields_ = [
-        *(("kind", ctypes.c_int64), ("x", Planes), ("y", Planes)),
+        *(("kind", ctypes.c_int64), ("x", Planes), ("y", Planes), ("port", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("taps", "starts", "bias", "mask")),
         *((name, ctypes.c_int64) for name in ("blocks", "residual", "relu")),
         *((name, Pair) for name in ("kernel", "stride", "padding")),
@@ -85,7 +86,7 @@ def cached(compiler: str) -> Path:
 
 
 def _cpu() -> str:
-    """The CPU as `-march=native` sees it: its flags where the system lists them."""
+    """The CPU for which code is made: its name and features, where the system lists them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -97,7 +98,10 @@ def _cpu() -> str:
 
 def build(compiler: str, path: Path) -> None:
     """Compile beside the place and move there: processes that do it at once find whole files only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SparsityError(f"no place for the sparse kernels, set XDG_CACHE_HOME: {error}") from error
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         done = subprocess.run(
