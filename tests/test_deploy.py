@@ -282,7 +282,7 @@ def test_copies(vgg: tuple[nn.Module, nn.Module]) -> None:
     x = images(3, 3, 32, 32)
     assert torch.equal(copy.deepcopy(vgg[1])(x), vgg[1](x))
     with pytest.raises(st.SparsityError, match="cannot be saved: save the plain one"):
-        pickle.dumps(parts(vgg[1])[0])
+        pickle.dumps(vgg[1])
 
 
 def test_a_network_in_training_is_taken_as_it_is() -> None:
@@ -336,6 +336,20 @@ def test_bad_models(model: nn.Module, x: Tensor, message: str) -> None:
     with pytest.raises(st.SparsityError) as error:
         accelerate(model, x)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_batches_that_differ(always: None) -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.shift = nn.Conv2d(3, 3, 1), nn.Parameter(torch.ones(2, 3, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x) + self.shift
+
+    made = check(Fixed(), images(2, 3, 4, 4))
+    with pytest.raises(st.SparsityError, match="different numbers of images"):
+        made(images(1, 3, 4, 4))
 
 
 def test_bad_inputs(vgg: tuple[nn.Module, nn.Module]) -> None:

@@ -37,12 +37,9 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
     plain = densified(model).cpu().eval().requires_grad_(False)
     if type(plain) in ELIGIBLE:
         plain = nn.Sequential(plain)  # torch.fx looks into what it is given
-    expected, layers = (
-        _outputs(plain, example),
-        [n for n, m in plain.named_modules() if isinstance(m, ELIGIBLE)],
-    )
-    graph = traced(plain, example)
+    expected, graph = _outputs(plain, example), traced(plain, example)
     shares = _replace(graph)
+    layers = [name for name, module in plain.named_modules() if isinstance(module, ELIGIBLE)]
     sparse = {name: shares[name] for name in layers if name in shares}
     made = Accelerated(graph, sparse, [name for name in layers if name not in shares])
     _compare(expected, tree_leaves(made(example)))

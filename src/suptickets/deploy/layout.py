@@ -144,7 +144,7 @@ class Program:
 def mask(y: Place) -> NDArray[np.int32]:
     """-1 for the pixels of a run, 0 for what is between its rows."""
     place = np.arange(lines(y.run))
-    there = (place < y.run) & (place % max(y.row, 1) < y.planes.width * y.lanes)
+    there = (place < y.run) & (place % y.row < y.planes.width * y.lanes)
     return -there.astype(np.int32)
 
 

@@ -83,10 +83,11 @@ class Writer:
 
     def _activated(self, node: Node, source: Node) -> bool:
         step = self._maker(source)
-        able = isinstance(step, Sparse) or (isinstance(step, Pool) and not step.mean)
-        if not able or len(source.users) > 1:
+        if not isinstance(step, Sparse | Pool) or len(source.users) > 1:
             return False
-        step.relu, self.made[node] = True, self.made[source]  # type: ignore[union-attr]
+        if isinstance(step, Pool) and step.mean:
+            return False
+        step.relu, self.made[node] = True, self.made[source]
         return True
 
     def _added(self, node: Node, one: Node, other: Node) -> bool:
@@ -111,7 +112,7 @@ class Writer:
 def _frame(steps: list[Step]) -> None:
     """Choose rows: what a sparse step reads and writes moves from row to row by as many pixels."""
     before: list[int] = []
-    planes = list({plane: None for step in steps for plane in (step.x, step.y)})
+    planes = list({plane: None for step in steps for plane in (*step.reads(), step.y)})
     while before != (now := [size for plane in planes for size in (plane.pad, plane.columns)]):
         before = now
         for plane in planes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -44,13 +45,12 @@ class Part(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Part:
         return Part(self.recipe)  # which nobody changes
 
-    def __reduce__(self) -> Any:
-        raise SparsityError("an accelerated network cannot be saved: save the plain one and accelerate that")
-
     def forward(self, *given: Tensor) -> Tensor | tuple[Tensor, ...]:
         """What this part of the network makes of a batch."""
         inputs = [checked(x, shape) for x, shape in zip(given, self.recipe.takes, strict=True)]
         images = len(inputs[0])
+        if any(len(x) != images for x in inputs):
+            raise SparsityError("tensors of different numbers of images meet here: use the plain network")
         outputs = [torch.empty(images, *shape) for shape in self.recipe.makes]
         with self._lock:
             self._run(inputs, outputs, list(groups(images, self._lanes)))
@@ -116,6 +116,12 @@ class Accelerated(nn.Module):
         super().__init__()
         self.network, self.sparse, self.dense = network, sparse, dense
         self.eval()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Accelerated:
+        return Accelerated(copy.deepcopy(self.network, memo), dict(self.sparse), list(self.dense))
+
+    def __reduce__(self) -> Any:
+        raise SparsityError("an accelerated network cannot be saved: save the plain one and accelerate that")
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Any:
