@@ -37,7 +37,7 @@ format: $(READY) ## Rewrite the sources in the project's style
 # Threads that wait spin by default; on a machine that does something else too, they hold up each other.
 bench: export OMP_WAIT_POLICY = passive
 bench: $(READY) ## Run the project's own measurements, on a GPU if there is one
-	for name in step explore superpose memory scale peers profile together loop build; do $(PY) -m suptickets bench $$name || exit 1; done
+	for name in step explore superpose memory scale peers profile together loop build inference; do $(PY) -m suptickets bench $$name || exit 1; done
 
 results: $(READY) ## Write docs/results.md and its plots from the store in results/
 	rm -rf docs/plots

@@ -24,6 +24,7 @@ from suptickets.bench import (
     bench,
     contenders,
     explore,
+    inference,
     loop,
     memory,
     peers,
@@ -53,6 +54,8 @@ KEYS = {
     "together": "model variant start_seconds epoch_seconds seconds throughput_of_epochs throughput",
     "loop": "model variant milliseconds ratio_to_bare",
     "build": "model variant milliseconds ratio_to_step",
+    "inference": "model sparsity batch threads torch_milliseconds compiled_milliseconds "
+    "onnxruntime_milliseconds milliseconds speedup",
 }
 SCALE = (
     "variant million_weights sparsity dense_milliseconds milliseconds exploration_milliseconds "
@@ -580,6 +583,37 @@ def test_epochs_in_turn() -> None:
     assert trainer.network.step == 3 and trainer.settings.interval == NEVER
 
 
+# ---- inference ----
+
+
+def test_the_fastest_dense_network_counts() -> None:
+    times = {"ours": [1.0, 2.0], "torch": [9.0, 9.0], "channels_last": [6.0, 8.0], "onnxruntime": [4.0, 8.0]}
+    row = inference.compared(times)
+    assert (row["torch_milliseconds"], row["onnxruntime_milliseconds"], row["milliseconds"]) == (7, 6, 1.5)
+    assert row["speedup"] == 4 and row["compiled_milliseconds"] is None
+
+
+def test_contenders_of_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All compute the same; one that is not installed, or fails, is said."""
+    said: list[str] = []
+    options = Options(torch.device("cpu"), rounds=1, say=said.append)
+    network, x = inference.sparse_network("lenet5", options), torch.randn(2, 3, 32, 32)
+    assert st.flops(network, x).ratio < 0.2
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    runs = inference.dense(network, x, options)
+    assert [*runs] == ["torch", "channels_last"] and said[0].startswith("onnxruntime does not take part: ")
+    results = [run() for run in (inference._ours(network, x), *runs.values())]
+    assert all(torch.allclose(result, network(x), atol=1e-5) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "limit"), [(0.95, {"speedup": 4.9}), (0.8, {"speedup": 1.0}), (0.5, {})]
+)
+def test_what_inference_has_to_reach(sparsity: float, limit: dict[str, float]) -> None:
+    assert inference._limits({"model": "vgg16", "batch": 16, "sparsity": sparsity}) == limit
+    assert inference._limits({"model": "mlp", "batch": 16, "sparsity": sparsity}) == {}
+
+
 # ---- the command ----
 
 
@@ -592,6 +626,8 @@ def test_epochs_in_turn() -> None:
         ("step", {"rounds": 0}, "--rounds must be a whole number, at least 1, not 0"),
         ("scale", {"model": "vgg16"}, "scale has networks of its own: leave out --model"),
         ("loop", {"device": "cuda"}, "loop is measured on a CPU: leave out --device"),
+        ("inference", {"device": "cuda"}, "inference is measured on a CPU: leave out --device"),
+        ("loop", {"compile": True}, "--compile is for step and inference: leave it out"),
         ("scale", {"largest": 0.5}, "--largest must be at least 1 (million weights), not 0.5"),
     ],
 )
@@ -616,7 +652,10 @@ def test_table() -> None:
 
 
 def test_every_benchmark_has_a_summary() -> None:
-    assert " ".join(BENCHMARKS) == "step explore superpose memory scale peers profile together loop build"
+    assert (
+        " ".join(BENCHMARKS)
+        == "step explore superpose memory scale peers profile together loop build inference"
+    )
     assert all(entry.summary for entry in BENCHMARKS.values())
 
 

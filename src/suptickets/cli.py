@@ -148,7 +148,7 @@ def _bench_parser(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default="auto", help="cpu, cuda or auto")
     command.add_argument("--sparsity", type=float, default=0.95, help="fraction of the weights that are zero")
     command.add_argument("--rounds", type=int, default=5, help="turns that each contender gets")
-    command.add_argument("--compile", action="store_true", help="step: the fast step on a CPU too")
+    command.add_argument("--compile", action="store_true", help="step, inference: torch.compile on a CPU too")
     largest = "scale: the largest network, in millions of weights (default: 500 on a GPU, 10 on a CPU)"
     command.add_argument("--largest", type=float, default=None, help=largest)
 

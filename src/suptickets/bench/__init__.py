@@ -10,7 +10,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from suptickets.bench import build, explore, loop, memory, peers, profile, scale, step, superpose, together
+from suptickets.bench import (
+    build,
+    explore,
+    inference,
+    loop,
+    memory,
+    peers,
+    profile,
+    scale,
+    step,
+    superpose,
+    together,
+)
 from suptickets.bench.turns import SPARSITY, Options, Row
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.training.build import check_model
@@ -41,6 +53,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "together": Benchmark(together.run, "several runs at a time on one device, against one after another"),
     "loop": Benchmark(loop.run, "the training loop against a bare one, on a CPU"),
     "build": Benchmark(build.run, "building the dense weights, against an eager step"),
+    "inference": Benchmark(inference.run, "predictions on a CPU: ours against dense networks"),
 }
 COMMON = {"device": "{}", "torch": "torch {}", "counted": "counted: {}"}  # the same in all rows
 
@@ -59,11 +72,12 @@ def bench(
 
     Args:
         name: one of `BENCHMARKS`.
-        model: the one model to measure; by default those of the paper on a GPU, VGG-16 on a CPU.
+        model: the one model to measure; by default those of the paper on a GPU, VGG-16 on a CPU (`inference`:
+            and ResNet-50).
         device: `cpu`, `cuda` or `auto`.
         sparsity: fraction of the weights that are zero.
         rounds: turns that each contender gets.
-        compile: measure the fast step on a CPU too (`step`).
+        compile: measure what torch.compile makes of it on a CPU too (`step`, `inference`).
         largest: the largest network of `scale`, in millions of weights.
     """
     choice("benchmark", name, BENCHMARKS)
@@ -71,13 +85,14 @@ def bench(
         if name == "scale":
             raise SparsityError("scale has networks of its own: leave out --model")
         check_model(model)
-    for flag, given, of in (("--largest", largest is not None, "scale"), ("--compile", compile, "step")):
-        if given and name != of:
-            raise SparsityError(f"{flag} is for {of}: leave it out")
+    compiled = ("step", "inference")
+    for flag, given, of in (("--largest", largest is not None, ("scale",)), ("--compile", compile, compiled)):
+        if given and name not in of:
+            raise SparsityError(f"{flag} is for {' and '.join(of)}: leave it out")
     fraction("--sparsity", sparsity)
-    if name == "loop":
+    if name in ("loop", "inference"):
         if device == "cuda":
-            raise SparsityError("loop is measured on a CPU: leave out --device")
+            raise SparsityError(f"{name} is measured on a CPU: leave out --device")
         device = "cpu"
     options = Options(
         connect(device).device, model, sparsity, whole("--rounds", rounds), compile, largest=largest

@@ -1,6 +1,8 @@
-"""Tickets for use elsewhere: files of their own size, ONNX."""
+"""Tickets for use elsewhere: files of their own size, ONNX, and predictions on a CPU that skip zeros."""
 
+from suptickets.deploy.acceleration import accelerate
 from suptickets.deploy.compact import load_compact, save_compact
 from suptickets.deploy.onnx import save_onnx
+from suptickets.deploy.runtime import Accelerated
 
-__all__ = ["load_compact", "save_compact", "save_onnx"]
+__all__ = ["Accelerated", "accelerate", "load_compact", "save_compact", "save_onnx"]

@@ -1,0 +1,84 @@
+"""A sparse network that is faster than the dense one on a CPU: `accelerate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+from torch.utils._pytree import tree_leaves
+
+from suptickets.deploy import native
+from suptickets.deploy.operations import Modules
+from suptickets.deploy.recipe import Writer
+from suptickets.deploy.runtime import Accelerated, Part
+from suptickets.deploy.trace import multiplications, parts, traced
+from suptickets.errors import SparsityError, reason
+from suptickets.layers import ELIGIBLE
+from suptickets.plain import densified
+
+DENSE = 0.8  # share of the multiplications that are not by zero from which on torch is as fast
+TOLERANCE = 1e-3  # of the largest output; rounding moves outputs by some 1e-6 of it
+
+
+def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
+    """A copy of a network for use on a CPU, which skips its zeros; outputs stay the same, up to rounding.
+
+    It takes batches of any size and as many threads as torch. Operations that the kernels do not know stay
+    torch's own, and so do parts of the network that have too few zeros.
+
+    Args:
+        model: a plain network, such as `tickets.ticket()`; it is not changed.
+        example: a batch of inputs; others must have the same shape, but for the number of images.
+    """
+    native.library()
+    plain = densified(model).cpu().eval().requires_grad_(False)
+    if type(plain) in ELIGIBLE:
+        plain = nn.Sequential(plain)  # torch.fx looks into what it is given
+    expected, graph = _outputs(plain, example), traced(plain, example)
+    shares = _replace(graph)
+    layers = [name for name, module in plain.named_modules() if isinstance(module, ELIGIBLE)]
+    sparse = {name: shares[name] for name in layers if name in shares}
+    made = Accelerated(graph, sparse, [name for name in layers if name not in shares])
+    _compare(expected, tree_leaves(made(example)))
+    return made
+
+
+def _outputs(plain: nn.Module, example: Tensor) -> list[Any]:
+    try:
+        with torch.no_grad():
+            return tree_leaves(plain(example.clone()))
+    except Exception as error:
+        raise SparsityError(f"the network does not take the example: {reason(error)}") from error
+
+
+def _replace(graph: GraphModule) -> dict[str, float]:
+    """Let the kernels run what gains by it; the layers therein, with the shares that are not zero."""
+    modules = dict(graph.named_modules())
+    taken = [part for part in parts(graph) if _gains(part, modules)]
+    nodes = [node for part in taken for node in part]
+    found = multiplications(nodes, modules)
+    fuse_by_partitions(graph, taken, prefix="part_")
+    for k in range(len(taken)):
+        part = graph.get_submodule(f"part_{k}")
+        assert isinstance(part, GraphModule)
+        graph.set_submodule(f"part_{k}", Part(Writer(part).recipe))
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return {name: living / dense for name, (dense, living) in found.items()}
+
+
+def _gains(part: dict[Node, int | None], modules: Modules) -> bool:
+    counted = multiplications(part, modules).values()
+    return sum(living for _, living in counted) < DENSE * sum(dense for dense, _ in counted)
+
+
+def _compare(expected: list[Any], made: list[Any]) -> None:
+    """What a trace does not see, such as conditions on inputs, must not change what comes out."""
+    for one, other in zip(expected, made, strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            bound = TOLERANCE * float(one.nan_to_num().abs().max()) if one.numel() else 0.0
+            if not torch.allclose(one, other, rtol=0, atol=bound, equal_nan=True):
+                raise SparsityError("torch.fx does not see all that the network does: use the plain one")

@@ -1,0 +1,415 @@
+"""The CPU runtime: what comes out is what torch makes of the plain network, whatever its shape."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch import Tensor, nn
+
+import suptickets as st
+from suptickets.deploy import accelerate, acceleration, native
+from suptickets.deploy.runtime import Part, groups
+from suptickets.models import MODELS, build_model
+
+BATCHES = (1, 2, 7, 16, 17)
+SMALL = {"vgg16": 0.1, "resnet50": 0.1, "wrn28-10": 0.05, "resnet50-imagenet": 0.1}
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernels run layers of any density."""
+    monkeypatch.setattr(acceleration, "DENSE", 2.0)
+
+
+@pytest.fixture
+def threads() -> Any:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def thin(model: nn.Module, density: float, seed: int = 0) -> nn.Module:
+    """Random zeros, and batch norms that have seen something."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            kept = torch.rand(module.weight.shape, generator=generator) < density
+            module.weight.data = torch.randn(module.weight.shape, generator=generator) * kept
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            for values, low, high in ((module.running_mean, -1, 1), (module.running_var, 0.5, 2)):
+                values.uniform_(low, high, generator=generator)
+            nn.init.uniform_(module.weight, 0.5, 2, generator=generator)
+            nn.init.uniform_(module.bias, -1, 1, generator=generator)
+    return model.eval()
+
+
+def images(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def check(model: nn.Module, x: Tensor, *, made: nn.Module | None = None) -> nn.Module:
+    """Accelerated, it gives what the plain one gives."""
+    made = accelerate(model, x) if made is None else made
+    expected, got = model(x.clone()), made(x)
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    assert float((got - expected).abs().max()) <= 1e-4 * float(expected.abs().max()) + 1e-6
+    return made
+
+
+def parts(made: nn.Module) -> list[Part]:
+    return [module for module in made.modules() if isinstance(module, Part)]
+
+
+# ---- the kernels against torch ----
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=some.data())
+def test_convolutions(data: some.DataObject) -> None:
+    pick = lambda *values: data.draw(some.sampled_from(values))  # noqa: E731
+    group, kernel, stride = (
+        pick(1, 1, 1, 2),
+        pick((1, 1), (3, 3), (7, 7), (5, 5), (2, 3)),
+        pick(1, 1, 2, 3, (2, 1)),
+    )
+    inputs, outputs = group * pick(1, 3, 10, 40), group * pick(1, 5, 33)
+    padding, dilation = pick(0, 1, 2, 3, (1, 0)), pick(1, 1, 1, 2)
+    size = pick(1, 2, 4, 5, 8, 11, 16, 19), pick(1, 2, 4, 7, 8, 16, 32)
+    pads = padding if isinstance(padding, tuple) else (padding, padding)
+    if any(s + 2 * p <= dilation * (k - 1) for s, p, k in zip(size, pads, kernel, strict=True)):
+        return
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, group, bias=pick(True, False))
+    model = thin(conv, pick(0.0, 0.02, 0.1, 0.5, 1.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(acceleration, "DENSE", 2.0)
+        made = check(
+            nn.Sequential(model, nn.ReLU()) if pick(True, False) else model,
+            images(pick(*BATCHES), inputs, *size),
+        )
+    assert len(parts(made)) == 1
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
+def test_linear_layers(batch: int, density: float, always: None) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(75, 30), nn.ReLU(), nn.BatchNorm1d(30), nn.Linear(30, 7))
+    assert parts(check(thin(model, density), images(batch, 3, 5, 5)))
+
+
+def test_rows_without_weights(always: None) -> None:
+    conv = thin(nn.Conv2d(4, 6, 3, padding=1), 0.5)
+    conv.weight.data[::2] = 0
+    conv.weight.data[:, 1] = 0
+    check(conv, images(3, 4, 9, 9))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool2d(3, 1, 1),
+        nn.MaxPool2d((2, 3), (3, 2)),
+        nn.AvgPool2d(2),
+        nn.AvgPool2d(3, 1),
+        nn.AdaptiveAvgPool2d(1),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("relu", [True, False])
+def test_pools(pool: nn.Module, relu: bool) -> None:
+    model = nn.Sequential(thin(nn.Conv2d(3, 5, 3, padding=1), 0.3), pool, *[nn.ReLU()] * relu)
+    for batch in (1, 3):
+        made = check(model, images(batch, 3, 11, 10))
+        assert len(parts(made)) == 1 and len(list(made.network.graph.nodes)) == 3
+
+
+# ---- networks ----
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_the_library(name: str) -> None:
+    size = 64 if name == "resnet50-imagenet" else MODELS[name].size
+    model = thin(build_model(name, 10, 3, size, SMALL.get(name, 1.0)), 0.2)
+    made = accelerate(model, images(2, 3, size, size))
+    for batch in BATCHES:
+        check(model, images(batch, 3, size, size, seed=batch), made=made)
+    assert len(parts(made)) == 1 and not made.dense
+    layers = {n: m.weight for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    for layer, weight in layers.items():
+        assert made.sparse[layer] == pytest.approx(float((weight != 0).float().mean()))
+
+
+class Sums(nn.Module):
+    """Values with several readers, sums of three, of a value with itself, before and after activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        b = F.relu(self.b(a))
+        c = self.c(b) + a + b
+        d = torch.add(a, self.norm(a))
+        e = (b + b).relu() + x
+        return (c + d) + F.relu(e + self.b(e))
+
+
+def test_sums() -> None:
+    model = thin(Sums(), 0.3)
+    for batch in BATCHES:
+        assert len(parts(check(model, images(batch, 4, 6, 7)))) == 1
+
+
+class InPlace(nn.Module):
+    """What is read after it was changed is read changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        z = y * 2
+        self.relu(y)
+        y += x
+        return y + z
+
+
+def test_changes_in_place() -> None:
+    check(thin(InPlace(), 0.4), images(3, 3, 5, 5))
+
+
+class Mixed(nn.Module):
+    """The kernels know the convolutions, not what is between; one of them twice; two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice = nn.Conv2d(3, 8, 3, padding="same"), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.last = nn.GroupNorm(2, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.norm(self.twice(self.first(x))))
+        x = F.max_pool2d(torch.relu(self.twice(x)), 2)
+        scale = torch.sigmoid(x.mean((2, 3), keepdim=True))
+        return self.last(F.adaptive_avg_pool2d(x * scale, 1).flatten(1)) + x.size(0)
+
+
+def test_the_rest_stays_with_torch() -> None:
+    model = thin(Mixed(), 0.2)
+    made = check(model, images(2, 3, 8, 8))
+    assert made.dense == ["first"] and set(made.sparse) == {"twice", "last"}
+    assert "sparse: twice, last; dense: first" in repr(made)
+    for batch in BATCHES:
+        check(model, images(batch, 3, 8, 8), made=made)
+
+
+def test_what_is_not_sparse_stays_dense() -> None:
+    made = check(thin(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), 1.0), images(2, 3, 8, 8))
+    assert not parts(made) and made.dense == ["0"] and made.sparse == {}
+
+
+def test_several_outputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            a = self.a(x)
+            return a, {"b": F.relu(self.b(a))}
+
+    model, x = thin(Two(), 0.3), images(5, 3, 9, 9)
+    a, b = model(x)
+    made = accelerate(model, x)(x)
+    assert torch.allclose(made[0], a, atol=1e-5) and torch.allclose(made[1]["b"], b["b"], atol=1e-5)
+
+
+# ---- a good citizen ----
+
+
+@pytest.fixture(scope="module")
+def vgg() -> tuple[nn.Module, nn.Module]:
+    model = thin(build_model("vgg-small", 10), 0.1)
+    return model, accelerate(model, images(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 16, 17, 40])
+def test_threads_do_not_change_a_bit(batch: int, vgg: tuple[nn.Module, nn.Module], threads: Any) -> None:
+    x, results = images(batch, 3, 32, 32), []
+    for count in (1, 2, 2, 3, 5):
+        threads(count)
+        results.append(vgg[1](x))
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+def test_calls_from_several_threads(vgg: tuple[nn.Module, nn.Module]) -> None:
+    made = [vgg[1], copy.deepcopy(vgg[1])]
+    batches = [images(k % 9 + 1, 3, 32, 32, seed=k) for k in range(24)]
+    expected = [vgg[1](x) for x in batches]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda k: made[k % 2](batches[k]), range(24)))
+    assert all(map(torch.equal, expected, got))
+
+
+def test_the_given_model_is_not_changed() -> None:
+    model = thin(build_model("resnet50", 10, width=0.1), 0.1).train()
+    state, modules = copy.deepcopy(model.state_dict()), [*model.named_modules()]
+    made = accelerate(model, images(2, 3, 32, 32))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model.training and [*model.named_modules()] == modules
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    x = images(2, 3, 32, 32)
+    before = made(x)
+    nn.init.zeros_(model.fc.weight)
+    assert torch.equal(made(x), before) and not made.train().training
+
+
+def test_copies(vgg: tuple[nn.Module, nn.Module]) -> None:
+    x = images(3, 3, 32, 32)
+    assert torch.equal(copy.deepcopy(vgg[1])(x), vgg[1](x))
+    with pytest.raises(st.SparsityError, match="cannot be saved: save the plain one"):
+        pickle.dumps(vgg[1])
+
+
+def test_a_network_in_training_is_taken_as_it_is() -> None:
+    network = st.sparsify(build_model("lenet5", 10), st.Static(0.9), seed=0)
+    made = check(
+        network.densify().eval(), images(2, 3, 32, 32), made=accelerate(network.model, images(1, 3, 32, 32))
+    )
+    assert len(made.sparse) == 5
+
+
+def test_inputs_of_any_layout(vgg: tuple[nn.Module, nn.Module]) -> None:
+    x = images(3, 3, 32, 32)
+    for other in (x.contiguous(memory_format=torch.channels_last), x.clone().requires_grad_()):
+        assert torch.equal(vgg[1](other), vgg[1](x))
+    assert vgg[1](x[:0]).shape == (0, 10)
+
+
+def test_groups_of_a_batch() -> None:
+    assert list(groups(17, 8)) == [(0, 8, 8), (8, 8, 8), (16, 1, 1)]
+    assert list(groups(7, 8)) == [(0, 7, 8)] and list(groups(3, 2)) == [(0, 2, 2), (2, 1, 1)]
+    assert list(groups(0, 8)) == []
+
+
+# ---- what is refused, in one line ----
+
+
+class Asks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Counts(nn.Module):
+    """Does something else when it is called again; a trace sees one of them."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (Asks(), images(1, 3), "the network cannot be traced by torch.fx: "),
+        (Counts(), images(1, 3), "torch.fx does not see all that the network does: use the plain one"),
+        (nn.Conv2d(3, 3, 1), images(1, 2, 4, 4), "the network does not take the example: "),
+    ],
+)
+def test_bad_models(model: nn.Module, x: Tensor, message: str) -> None:
+    with pytest.raises(st.SparsityError) as error:
+        accelerate(model, x)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_batches_that_differ(always: None) -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.shift = nn.Conv2d(3, 3, 1), nn.Parameter(torch.ones(2, 3, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x) + self.shift
+
+    made = check(Fixed(), images(2, 3, 4, 4))
+    with pytest.raises(st.SparsityError, match="different numbers of images"):
+        made(images(1, 3, 4, 4))
+
+
+def test_bad_inputs(vgg: tuple[nn.Module, nn.Module]) -> None:
+    with pytest.raises(st.SparsityError, match="accelerated for inputs of 3 x 32 x 32, not of 3 x 16 x 16"):
+        vgg[1](images(1, 3, 16, 16))
+    with pytest.raises(st.SparsityError, match="takes float32 on a CPU, not torch.float64 on cpu"):
+        vgg[1](images(1, 3, 32, 32).double())
+
+
+# ---- compiling ----
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As if nothing had been compiled yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    yield tmp_path
+    native.library.cache_clear()
+
+
+def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fresh))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(st.SparsityError) as error:
+        accelerate(nn.Linear(3, 3), images(1, 3))
+    message = "the sparse kernels need a C++ compiler: install g++ or clang++, or set CXX to one"
+    assert str(error.value) == message
+
+
+def test_without_a_place(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fresh / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
+    with pytest.raises(st.SparsityError, match="no place for the sparse kernels, set XDG_CACHE_HOME: "):
+        native.library()
+
+
+def compiler(folder: Path, body: str) -> str:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_that_fails(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler(fresh, "echo notes >&2; echo 'x.cpp:1: error: no' >&2; exit 1"))
+    with pytest.raises(
+        st.SparsityError, match="cannot compile the sparse kernels, set CXX to another: x.cpp:1: err"
+    ):
+        native.library()
+    assert list((fresh / "cache" / "suptickets").iterdir()) == []
+
+
+def test_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process finds what the first has made; another source, or compiler, has another place."""
+    made = native.cached(native.find_compiler())
+    native.library()
+    kept = made.stat().st_mtime_ns
+    native.library.cache_clear()
+    native.library()
+    assert made.stat().st_mtime_ns == kept and list(made.parent.iterdir()) == [made]
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-g"))
+    assert native.cached(native.find_compiler()) != made
+    assert native.cached(compiler(fresh, "echo another")) != made
