@@ -297,8 +297,8 @@ void work(const Call& c, const Step& s, int64_t item) {
   for (int64_t k = channels * item / parts; k < channels * (item + 1) / parts; k++) each(c, s, k);
 }
 
-void alone(Call c) {
-  c.threads = 1;
+void alone(Call c, float* arena) {
+  c.threads = 1, c.arena = arena;
   for (const Step* s = c.steps; s < c.steps + c.count; s++)
     for (int64_t i = 0; i < items(c, *s); i++) work(c, *s, i);
 }
@@ -319,7 +319,7 @@ class Job {
     const int64_t own = joined.fetch_add(1);
     for (size_t k = 0; k < stages.size(); k++) {
       Stage& stage = stages[k];
-      for (int64_t t = own; t < own + threads; t++) take(k, t % threads);
+      for (int64_t t = own; t < own + threads; t++) take(k, t % threads, own);
       while (stage.done.load() < stage.items) std::this_thread::yield();
     }
   }
@@ -333,15 +333,15 @@ class Job {
     Stage(int64_t items, int64_t threads) : items(items), taken(threads) {}
   };
 
-  void take(size_t k, int64_t thread) {
+  void take(size_t k, int64_t thread, int64_t own) {
     Stage& stage = stages[k];
     const int64_t first = stage.items * thread / threads, last = stage.items * (thread + 1) / threads;
     for (int64_t i; (i = first + stage.taken[thread].fetch_add(1)) < last; stage.done.fetch_add(1))
-      together ? work(*calls, calls->steps[k], i) : alone(calls[i]);
+      together ? work(*calls, calls->steps[k], i) : alone(calls[i], calls[own].arena);
   }
 
   const Call* calls;
-  const bool together;  // all work on one call, step by step; otherwise each on a call of its own
+  const bool together;  // all work on one call, step by step; otherwise each on whole ones, in its arena
   const int64_t threads;
   std::atomic<int64_t> joined{0};
   std::deque<Stage> stages;

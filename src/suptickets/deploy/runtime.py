@@ -57,7 +57,7 @@ class Part(nn.Module):
         return outputs[0] if self.recipe.single else tuple(outputs)
 
     def _run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], batch: Sequence[Group]) -> None:
-        """As many groups at a time as there are threads; those that are left are each shared by all."""
+        """Each group by one thread, as many as come out even; those that are left are each shared by all."""
         threads = torch.get_num_threads()
         calls = (native.Call * len(batch))()
         for call, (first, images, lanes) in zip(calls, batch, strict=True):
@@ -66,16 +66,17 @@ class Part(nn.Module):
             call.inputs, call.outputs = _pointers(inputs, first), _pointers(outputs, first)
             call.threads = threads
         alone = len(batch) // threads * threads
-        for k in range(0, alone, threads):
-            self._call(calls, k, threads)
+        if alone:
+            self._call(calls, 0, alone)
         for k in range(alone, len(batch)):
             self._call(calls, k, 1)
 
     def _call(self, calls: Any, first: int, count: int) -> None:
         size = LINE + max(program.floats for program in self._programs.values())
-        if count * size > len(self._arena):
-            self._arena = torch.zeros(count * size)
-        for k in range(count):
+        arenas = min(count, calls[first].threads)
+        if arenas * size > len(self._arena):
+            self._arena = torch.zeros(arenas * size)
+        for k in range(arenas):
             calls[first + k].arena = _aligned(self._arena.data_ptr() + 4 * k * size)
         these = ctypes.addressof(calls) + first * ctypes.sizeof(native.Call)
         native.library().suptickets_run(these, count, calls[first].threads)
