@@ -365,9 +365,9 @@ def test_bad_inputs(vgg: tuple[nn.Module, nn.Module]) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """As if nothing had been compiled yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native.library.cache_clear()
+    native.kernels.cache_clear()
     yield tmp_path
-    native.library.cache_clear()
+    native.kernels.cache_clear()
 
 
 def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ def test_without_a_place(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (fresh / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
     with pytest.raises(st.SparsityError, match="no place for the sparse kernels, set XDG_CACHE_HOME: "):
-        native.library()
+        native.kernels()
 
 
 def compiler(folder: Path, body: str) -> str:
@@ -398,17 +398,17 @@ def test_a_compiler_that_fails(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(
         st.SparsityError, match="cannot compile the sparse kernels, set CXX to another: x.cpp:1: err"
     ):
-        native.library()
+        native.kernels()
     assert list((fresh / "cache" / "suptickets").iterdir()) == []
 
 
 def test_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process finds what the first has made; another source, or compiler, has another place."""
     made = native.cached(native.find_compiler())
-    native.library()
+    native.kernels()
     kept = made.stat().st_mtime_ns
-    native.library.cache_clear()
-    native.library()
+    native.kernels.cache_clear()
+    native.kernels()
     assert made.stat().st_mtime_ns == kept and list(made.parent.iterdir()) == [made]
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-g"))
     assert native.cached(native.find_compiler()) != made

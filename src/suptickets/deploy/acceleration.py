@@ -33,7 +33,7 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
         model: a plain network, such as `tickets.ticket()`; it is not changed.
         example: a batch of inputs; others must have the same shape, but for the number of images.
     """
-    native.library()
+    native.kernels()
     plain = densified(model).cpu().eval().requires_grad_(False)
     if type(plain) in ELIGIBLE:
         plain = nn.Sequential(plain)  # torch.fx looks into what it is given

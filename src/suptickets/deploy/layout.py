@@ -181,7 +181,7 @@ def block_size(step: Sparse, x: Place, y: Place) -> int:
     taps, channels = step.taps, x.planes.channels
     if not len(taps.value):
         return channels
-    tile = min(y.run, int(native.library().suptickets_tile()))
+    tile = min(y.run, int(native.kernels().suptickets_tile()))
     down, right = (int(np.ptp(where)) for where in (taps.down, taps.right))
     separate = (down + 1) * (tile + right * x.lanes)
     together = tile + down * x.row + right * x.lanes

@@ -55,17 +55,17 @@ class Call(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL:
+def kernels() -> ctypes.CDLL:
     """The compiled kernels; the first use on a machine compiles them, which takes some seconds."""
     compiler = find_compiler()
     path = cached(compiler)
     if not path.exists():
         build(compiler, path)
-    kernels = ctypes.CDLL(str(path))
-    kernels.suptickets_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    kernels.suptickets_run.restype = None
-    kernels.suptickets_tile.restype = ctypes.c_int64
-    return kernels
+    loaded = ctypes.CDLL(str(path))
+    loaded.suptickets_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    loaded.suptickets_run.restype = None
+    loaded.suptickets_tile.restype = ctypes.c_int64
+    return loaded
 
 
 def find_compiler() -> str:

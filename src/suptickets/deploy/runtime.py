@@ -79,7 +79,7 @@ class Part(nn.Module):
         for k in range(arenas):
             calls[first + k].arena = _aligned(self._arena.data_ptr() + 4 * k * size)
         these = ctypes.addressof(calls) + first * ctypes.sizeof(native.Call)
-        native.library().suptickets_run(these, count, calls[first].threads)
+        native.kernels().suptickets_run(these, count, calls[first].threads)
 
     def _program(self, lanes: int) -> Program:
         if lanes not in self._programs:
