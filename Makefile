@@ -39,9 +39,10 @@ bench: export OMP_WAIT_POLICY = passive
 bench: $(READY) ## Run the project's own measurements, on a GPU if there is one
 	for name in step explore superpose memory scale peers profile together loop build inference; do $(PY) -m suptickets bench $$name || exit 1; done
 
-results: $(READY) ## Write docs/results.md and its plots from the store in results/
-	rm -rf docs/plots
+results: $(READY) ## Write docs/results.md and docs/trials, and their plots, from the stores in results/
+	rm -rf docs/plots docs/trials
 	$(PY) -m suptickets report results --format md --out docs/results.md
+	for trial in $(notdir $(wildcard results/trials/*)); do $(PY) -m suptickets report results/trials/$$trial --format md --out docs/trials/$$trial/README.md || exit 1; done
 
 clean: ## Remove all that was generated, the environment included
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

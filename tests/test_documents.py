@@ -118,7 +118,14 @@ def test_places_in_pages_that_a_page_links_to_exist(page):
     assert not missing
 
 
-def test_the_page_of_results_is_that_of_the_store(tmp_path, monkeypatch):
+TRIALS = [path.name for path in sorted((ROOT / "results/trials").iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("store", "written"),
+    [("results", "results.md"), *((f"results/trials/{name}", f"trials/{name}/README.md") for name in TRIALS)],
+)
+def test_the_page_of_results_is_that_of_the_store(store, written, tmp_path, monkeypatch):
     """`make results` writes it, with its plots; drawing is left out here."""
     monkeypatch.setattr(
         "suptickets.report.write._draw",
@@ -126,9 +133,9 @@ def test_the_page_of_results_is_that_of_the_store(tmp_path, monkeypatch):
     )
     (tmp_path / "errata.md").touch()  # what lies beside a page is linked
     monkeypatch.chdir(ROOT)
-    page, *plots = write_pages("results", out=tmp_path / "results.md", format="md")
-    assert page.read_text() == (ROOT / "docs/results.md").read_text()
-    drawn = {path.name for path in (ROOT / "docs/plots").iterdir()}
+    page, *plots = write_pages(store, out=tmp_path / written, format="md")
+    assert page.read_text() == (ROOT / "docs" / written).read_text()
+    drawn = {path.name for path in (ROOT / "docs" / written).parent.joinpath("plots").iterdir()}
     assert drawn == {plot.name for plot in plots}
 
 
