@@ -105,20 +105,26 @@ def train_accumulating(
     optimizer: torch.optim.Optimizer,
     data: Callable[[int], tuple[Tensor, Tensor]],
     forward: nn.Module | None = None,
+    closure: bool = False,
 ) -> list[int]:
-    """Two backward passes a step, the first inside `no_sync`, then clipping."""
+    """Two backward passes a step, the first in `no_sync`, then clipping; the rest in a closure, or not."""
     counts = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        for half in range(2):
-            x, y = data(2 * step + half)
-            quiet = forward.no_sync() if isinstance(forward, DDP) and half == 0 else contextlib.nullcontext()
-            with quiet:
-                F.cross_entropy((network.model if forward is None else forward)(x), y).backward()
-        nn.utils.clip_grad_norm_(network.model.parameters(), 0.5)
-        optimizer.step()
+        with forward.no_sync() if isinstance(forward, DDP) else contextlib.nullcontext():
+            _backward(network, data(2 * step), forward)
+
+        def rest(step: int = step) -> None:
+            _backward(network, data(2 * step + 1), forward)
+            nn.utils.clip_grad_norm_(network.model.parameters(), 0.5)
+
+        optimizer.step(rest) if closure else (rest(), optimizer.step())
         counts.append(network.nonzero)
     return counts
+
+
+def _backward(network: st.SparseNetwork, batch: tuple[Tensor, Tensor], forward: nn.Module | None) -> None:
+    F.cross_entropy((network.model if forward is None else forward)(batch[0]), batch[1]).backward()
 
 
 def contents(network: st.SparseNetwork, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -197,13 +203,13 @@ def compiled_outside(model: nn.Module, **options: Any) -> nn.Module:
     return torch.compile(DDP(model, **options), backend="aot_eager")
 
 
-def accumulation(rank: int, group: Any) -> dict[str, Any]:
+def accumulation(rank: int, group: Any, closure: bool = False) -> dict[str, Any]:
     """GraNet with no_sync, accumulation and clipping."""
     torch.manual_seed(0)
     network, optimizer = build(METHODS["granet"](rank), mlp())
     ddp = DDP(network.model, process_group=group)
     with counted() as sizes:
-        counts = train_accumulating(network, optimizer, lambda step: batch(rank, step), ddp)
+        counts = train_accumulating(network, optimizer, lambda step: batch(rank, step), ddp, closure)
     network.check()
     return {"counts": counts, "sent": sum(sizes), **contents(network, optimizer)}
 
@@ -308,6 +314,7 @@ SCENARIOS: dict[str, Callable[[int, Any], Any]] = {
     **{f"option {o}": partial(halves, "rigl", wrap=partial(DDP, **OPTIONS[o])) for o in OPTIONS},
     "no bias": partial(halves, "rigl", bias=False),
     "accumulation": accumulation,
+    "accumulation closure": partial(accumulation, closure=True),
     "thawed": thawed,
     "traffic": traffic,
     "overflow": overflow,

@@ -137,9 +137,10 @@ def test_a_model_without_any_dense_parameter(results: Results) -> None:
     )
 
 
-def test_granet_shrinks_with_no_sync_accumulation_and_clipping(results: Results) -> None:
+@pytest.mark.parametrize("scenario", ["accumulation", "accumulation closure"])
+def test_granet_shrinks_with_no_sync_accumulation_and_clipping(results: Results, scenario: str) -> None:
     single = alone("granet", seeded_mlp(), train_accumulating)
-    ranks = results.returned("accumulation")
+    ranks = results.returned(scenario)
     assert_follows(ranks, single)
     assert all(found["counts"] == single["counts"] for found in ranks)
     assert single["counts"][0] > single["counts"][2] > single["counts"][5] > single["counts"][-1] == 80

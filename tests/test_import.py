@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-OPTIONAL = ("torchvision", "timm", "matplotlib", "sklearn", "scipy", "PIL", "pandas", "onnx")
+OPTIONAL = {"torchvision", "timm", "matplotlib", "sklearn", "scipy", "PIL", "pandas", "onnx"}
+OPTIONAL |= {"lightning", "transformers", "accelerate"}
 STUBS = {"missing": "raise ModuleNotFoundError({name!r})", "broken": "raise RuntimeError('{name} is broken')"}
 TRAIN = """
 import torch, suptickets as st
@@ -53,4 +54,4 @@ def test_importing_it_imports_nothing_optional() -> None:
     """Beyond what torch imports by itself."""
     imported = {name.partition(".")[0] for name in python(LIST).split()}
     assert "suptickets" in imported
-    assert not imported & set(OPTIONAL)
+    assert not imported & OPTIONAL

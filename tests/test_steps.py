@@ -76,6 +76,27 @@ class Broken(Exception):
     """Raised once."""
 
 
+@pytest.mark.parametrize("closure", [False, True])
+def test_gradients_that_a_closure_completes_are_taken_whole(closure):
+    """Accumulation and clipping, the last pass and the clipping inside the step or before it."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.SNFS(0.5, interval=100, momentum=0.0), optimizer, seed=0)
+    for x, y in batches((6,), 4, count=3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[:3]), y[:3]).backward()
+
+        def complete(x=x, y=y):
+            nn.functional.cross_entropy(model(x[3:]), y[3:]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+        optimizer.step(complete) if closure else (complete(), optimizer.step())
+        for weight in network.weights.values():  # its momentum is the gradient of all positions
+            seen = weight.momentum.gather(0, weight.positions.long())
+            torch.testing.assert_close(seen, weight.values.grad.flatten())
+
+
 @pytest.mark.parametrize("keyword", [False, True])
 def test_a_closure_that_raises_leaves_rates_as_they_were(keyword):
     """The step is done again; rates, scheduler and tickets are those of a training without it."""

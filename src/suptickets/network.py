@@ -298,8 +298,9 @@ class SparseNetwork:
     def _optimizer_was_loaded(self) -> None:
         self._loaded_optimizer = True
 
-    def _begin(self) -> None:
-        self.collection.settle(self.optimizer)
+    def _begin(self, complete: bool) -> None:
+        if complete:
+            self.collection.settle(self.optimizer)
         if self.booster is not None:
             self.booster.before_step()
 

@@ -13,10 +13,11 @@ Action = Callable[[], None]
 class Steps:
     """Calls `begin` before and `end` after each step; `broken` if the step's closure raises.
 
-    `end` is told whether the step was skipped: by GradScaler, for gradients that are not finite.
+    `begin` is told whether gradients are complete: a closure adds to them inside the step. `end` is told
+    whether the step was skipped: by GradScaler, for gradients that are not finite.
     """
 
-    def __init__(self, begin: Action, end: Callable[[bool], None], broken: Action) -> None:
+    def __init__(self, begin: Callable[[bool], None], end: Callable[[bool], None], broken: Action) -> None:
         """Nothing is followed yet."""
         self.optimizer: Optimizer | None = None
         self._actions = begin, end, broken
@@ -52,12 +53,13 @@ class Steps:
             self._explicit = False
 
     def _pre_hook(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._hook(self._begin)
+        closures = any(map(_is_closure, [*args, *kwargs.values()]))
+        self._hook(lambda: self._begin(complete=not closures))
         return tuple(map(self._guarded, args)), {name: self._guarded(one) for name, one in kwargs.items()}
 
     def _guarded(self, argument: Any) -> Any:
         """A closure that tells when it raises; what is none as it is."""
-        if isinstance(argument, Optimizer) or not callable(argument):
+        if not _is_closure(argument):
             return argument
 
         def closure() -> Any:
@@ -76,9 +78,9 @@ class Steps:
         if not self._explicit:
             action()
 
-    def _begin(self) -> None:
+    def _begin(self, complete: bool = True) -> None:
         self._open = True
-        self._actions[0]()
+        self._actions[0](complete)
 
     def _end(self) -> None:
         if self._open:
@@ -89,3 +91,7 @@ class Steps:
         """Whether GradScaler makes the fused step that it is just calling do nothing."""
         found = getattr(self.optimizer, "found_inf", None)
         return found is not None and bool(found)
+
+
+def _is_closure(argument: Any) -> bool:
+    return callable(argument) and not isinstance(argument, Optimizer)

@@ -1,0 +1,123 @@
+"""Sparse training and Sup-tickets in the trainers of others: Lightning's and Hugging Face's.
+
+Their steps need no help: the optimizer's hooks see them, whatever wraps the optimizer. What a trainer must be
+told is when the model becomes sparse (before its weights are loaded, wrapped or given to an optimizer), how
+many steps there are, and what belongs into its checkpoints.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from suptickets.errors import SparsityError, whole
+from suptickets.layers import Patterns
+from suptickets.methods import Method
+from suptickets.network import SparseNetwork
+from suptickets.sparsify import sparsify
+from suptickets.tickets import SupTickets, epochs_to_steps
+
+
+class Integration:
+    """What the callbacks of all trainers share.
+
+    Args:
+        method: for instance `RigL(sparsity=0.95)`.
+        cycles: cycles of Sup-tickets at the end of the training; 0: the method alone.
+        cycle_epochs: length of a cycle, in epochs of the trainer.
+        cycle_steps: the same in steps of the optimizer; one of the two is needed.
+        lr: lowest and highest rate of a cycle.
+        include: names or patterns of the weights to make sparse instead of the default, as for `sparsify`.
+        exclude: names or patterns to leave dense.
+        seed: seed of all random choices of connections.
+        settings: further settings of `SupTickets`, such as `rule` or `keep`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        cycles: int = 0,
+        cycle_epochs: float | None = None,
+        cycle_steps: int | None = None,
+        lr: tuple[float, float] | None = None,
+        include: Patterns = None,
+        exclude: Patterns = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """See the class."""
+        self.method, self.cycles = method, whole("cycles", cycles, 0)
+        self.choice: dict[str, Any] = {"include": include, "exclude": exclude, "seed": seed}
+        self.length, self.settings = (cycle_epochs, cycle_steps), {**settings, "lr": lr}
+        self.network: SparseNetwork | None = None
+        self.tickets: SupTickets | None = None
+        self._check()
+
+    def _check(self) -> None:
+        given = sum(length is not None for length in self.length)
+        if self.cycles and (given != 1 or self.settings["lr"] is None):
+            raise SparsityError("cycles need lr=(low, high), and one of cycle_epochs and cycle_steps")
+        if not self.cycles and (given or any(value is not None for value in self.settings.values())):
+            raise SparsityError("without cycles there is nothing to set for them: give cycles=3, say")
+        known = list(inspect.signature(SupTickets).parameters)[4:]
+        for name in self.settings.keys() - set(known):
+            raise SparsityError(f"SupTickets has no setting {name!r}: there are {', '.join(known)}")
+
+    # ---- called by the trainers, in this order ----
+
+    def make_sparse(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        """Before weights are loaded, wrapped or given to an optimizer."""
+        self.network, self.tickets = sparsify(model, self.method, optimizer, **self.choice), None
+
+    def follow(self, optimizer: Optimizer, total_steps: float, epoch_steps: int | None) -> None:
+        """When the optimizer is there and the number of steps is known (`epoch_steps`: if it can be)."""
+        assert self.network is not None
+        self.network.attach(optimizer)
+        self.network.booster = None  # of an attempt with larger batches, which took no step
+        if not self.cycles:
+            return
+        if not 0 < total_steps < float("inf"):
+            raise SparsityError("cycles come last, and this training has no end: give the trainer max_steps")
+        epochs, steps = self.length
+        if epochs is not None and epoch_steps is None:
+            raise SparsityError("epochs of this data have no known length: give cycle_steps")
+        steps = steps if epochs is None else epochs_to_steps(epochs, epoch_steps or 0)
+        self.tickets = SupTickets(self.network, int(total_steps), steps or 0, self.cycles, **self.settings)
+
+    def metrics(self) -> dict[str, float]:
+        """What is worth a log: the sparsity, and in a cycle the rate of the last step."""
+        if self.network is None:
+            return {}
+        rate = None if self.tickets is None else self.tickets.rate_at(self.network.step)
+        return {"sparsity": self.network.sparsity} | ({} if rate is None else {"cycle_lr": rate})
+
+    # ---- checkpoints: beside the model and the optimizer, which the trainer saves ----
+
+    def saved(self) -> dict[str, Any]:
+        """Tensors and plain values, without the model."""
+        if self.network is None:
+            return {}
+        network = {key: value for key, value in self.network.state_dict().items() if key != "model"}
+        return {"network": network, "tickets": None if self.tickets is None else self.tickets.state_dict()}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """From `saved()`, after `follow`, in a model that has been loaded."""
+        assert self.network is not None
+        if (state.get("tickets") is None) != (self.tickets is None):
+            raise SparsityError("the checkpoint is of a training with other cycles: give the same settings")
+        self.network.load_state_dict({**state["network"], "model": self.network.model.state_dict()})
+        if self.tickets is not None:
+            self.tickets.load_state_dict(state["tickets"])
+
+    # ---- the result ----
+
+    def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """The superposed ticket, without cycles the network: a plain module of the original class."""
+        if self.network is None:
+            raise SparsityError("there is no network yet: give this callback to a trainer, and train")
+        return self.network.densify() if self.tickets is None else self.tickets.ticket(loader)

@@ -1,0 +1,73 @@
+"""A callback for Lightning's Trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from suptickets.errors import SparsityError
+from suptickets.integrations import Integration
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError("Lightning is needed: pip install 'suptickets[lightning]'") from error
+
+_STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
+
+
+class SparseTraining(Integration, Callback):
+    """Trains the LightningModule sparse, with Sup-tickets if `cycles` are given.
+
+    After `trainer.fit`, `ticket()` is a plain copy of the LightningModule. Checkpoints of the trainer hold
+    the sparse network and all that is needed to go on. The arguments are those of `Integration`.
+    """
+
+    _state: dict[str, Any] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The model becomes sparse before the checkpoint is loaded and the strategy sets up the optimizer."""
+        if stage == "fit":
+            _refuse(trainer)
+            self._state = None
+            self.make_sparse(pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The optimizer is there; its own state is loaded after this."""
+        if len(trainer.optimizers) != 1:
+            raise SparsityError(f"one optimizer is needed, and there are {len(trainer.optimizers)}")
+        total = trainer.estimated_stepping_batches if self.cycles else 0
+        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
+        self.follow(trainer.optimizers[0], total, None if math.isinf(batches) else math.ceil(batches))
+        if self._state is not None:
+            self.go_on(self._state)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Everything is loaded."""
+        if trainer.global_step and self._state is None:
+            raise SparsityError("the checkpoint was made without this callback: begin anew")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Log `sparsity` and, in a cycle, `cycle_lr`."""
+        pl_module.log_dict(self.metrics())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the trainer saves with its checkpoints."""
+        return self.saved()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What it has loaded: used when the optimizer is there."""
+        self._state = state_dict
+
+
+def _refuse(trainer: Trainer) -> None:
+    strategy = trainer.strategy
+    if not _STRATEGIES & {cls.__name__ for cls in type(strategy).__mro__}:
+        raise SparsityError(f"{type(strategy).__name__} is not supported: use one device, or strategy='ddp'")
+    if getattr(strategy, "_start_method", "popen") != "popen":
+        raise SparsityError("tickets would be lost with their process: use strategy='ddp', no spawn or fork")
+    callbacks = {type(callback).__name__ for callback in getattr(trainer, "callbacks", ())}
+    if "StochasticWeightAveraging" in callbacks:
+        raise SparsityError(
+            "StochasticWeightAveraging would average values of different connections: omit it"
+        )

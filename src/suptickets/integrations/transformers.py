@@ -1,0 +1,109 @@
+"""A callback for Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suptickets.errors import SparsityError
+from suptickets.integrations import Integration
+from suptickets.network import SparseNetwork
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import has_length
+except ImportError as error:
+    raise ImportError("transformers is needed: pip install 'suptickets[transformers]'") from error
+
+FILE = "suptickets.pt"
+
+
+class SparseTraining(Integration, TrainerCallback):
+    """Trains the Trainer's model sparse, with Sup-tickets if `cycles` are given.
+
+    After `trainer.train()`, `ticket()` is a plain copy of the model: `ticket().save_pretrained(folder)`.
+    Checkpoints of the Trainer hold the sparse network and, in `suptickets.pt`, all that is needed to go on.
+    The arguments are those of `Integration`.
+    """
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The model becomes sparse before a checkpoint is loaded and the optimizer is built."""
+        _refuse(args)
+        self.make_sparse(kwargs["model"], _unwrapped(kwargs.get("optimizer")))
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The optimizer is there, and what a checkpoint has of it and of the model is loaded."""
+        optimizer, loader = _unwrapped(kwargs["optimizer"]), kwargs["train_dataloader"]
+        if self.network is None or kwargs["model"] is not self.network.model:
+            raise SparsityError("give the callback and the model (no model_init) to Trainer(...) itself")
+        if self.network.step:
+            raise SparsityError("this model has been trained: make a new Trainer, callback and model")
+        steps = -(-len(loader) // args.gradient_accumulation_steps) if has_length(loader) else None
+        self.follow(optimizer, state.max_steps, steps)
+        if state.global_step:
+            self._resume(args, state)
+
+    def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
+        """The Trainer does not say which checkpoint it has loaded: usually that of the step in its folder."""
+        assert self.network is not None
+        folders = [Path(args.resume_from_checkpoint or ""), _checkpoint(args, state)]
+        name = "if it lies elsewhere, name it in TrainingArguments(resume_from_checkpoint=...) too"
+        path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
+        if path is None:
+            raise SparsityError(f"the checkpoint has no {FILE}, or it is not {folders[-1]}: {name}")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if saved.pop("digest") != _digest(self.network):
+            raise SparsityError(f"{path} is not of the checkpoint that was loaded: {name}")
+        self.go_on(saved)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Put a file into the checkpoint."""
+        if args.should_save and self.network is not None:
+            torch.save({**self.saved(), "digest": _digest(self.network)}, _checkpoint(args, state) / FILE)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Add `sparsity` and, in a cycle, `cycle_lr` to what is printed and to the log history."""
+        for logs in (kwargs["logs"], state.log_history[-1]):
+            if "loss" in logs:
+                logs.update(self.metrics())
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """What accelerate has wrapped."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _digest(network: SparseNetwork) -> str:
+    """Tells which model a file belongs to."""
+    digest = hashlib.sha256()
+    for weight in network.weights.values():
+        for tensor in (weight.rows(), weight.values):
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _refuse(args: TrainingArguments) -> None:
+    kind = getattr(args.distributed_state, "distributed_type", "unknown")
+    if kind != "NO" and not str(kind).removeprefix("DistributedType.").startswith("MULTI_"):
+        raise SparsityError(f"{kind} is not supported: use one device, or DistributedDataParallel (torchrun)")
+    if args.world_size > 1 and args.ddp_find_unused_parameters is not False:
+        raise SparsityError("several processes need TrainingArguments(ddp_find_unused_parameters=False)")
+    if args.world_size == 1 and args.n_gpu > 1:
+        raise SparsityError(
+            "DataParallel is not supported: start one process per GPU (torchrun), or show it one"
+        )
