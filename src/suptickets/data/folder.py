@@ -145,11 +145,14 @@ class FolderData:
         )
         with _blocked():
             loaded = iter(loader)
-        for batch in loaded:
-            if isinstance(batch, str):
-                raise SparsityError(batch)
-            x, y = (t.to(device, non_blocking=True) for t in batch)
-            yield normalise(x), y
+        try:
+            for batch in loaded:
+                if isinstance(batch, str):
+                    raise SparsityError(batch)
+                x, y = (t.to(device, non_blocking=True) for t in batch)
+                yield normalise(x), y
+        finally:
+            del loaded  # ends the workers; left to an error's traceback, seconds after the garbage collector
 
 
 ASKING = (signal.SIGINT, signal.SIGTERM)  # to stop
