@@ -240,3 +240,35 @@ def test_data_are_loaded_by_name_and_folder(tmp_path):
     assert load_data("cifar10", str(tmp_path)).train_size == 100
     with pytest.raises(SparsityError, match="workers"):
         load_data("cifar10", tmp_path, workers=-1)
+
+
+# ---- a part of the training data in place of the test data ----
+
+
+@pytest.mark.parametrize("train, share", [(50, 0.1), (50, 0.5), (7, 0.2), (1000, 0.333)])
+def test_what_is_held_out_is_not_trained_on(train, share):
+    data = made(train)
+    part = data.held_out(share)
+    assert part.test_size == round(share * train) and part.train_size + part.test_size == train
+    assert torch.cat([part.train_y, part.test_y]).sort().values.equal(data.train_y)
+    for x, y in ((part.train_x, part.train_y), (part.test_x, part.test_y)):
+        assert x.equal(data.train_x[y]) and y.equal(y.sort().values)
+    assert part.test_y.equal(data.held_out(share).test_y)  # in every run the same
+    assert part.name == data.name and part.padding == data.padding
+    assert joined(part.test_batches(8))[1].equal(part.test_y)
+
+
+def test_what_is_held_out_is_spread_over_the_data():
+    held = made(1000).held_out(0.5).test_y
+    assert 200 < int((held < 500).sum()) < 300 and not held.equal(held[0] + torch.arange(500))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.999])
+def test_a_share_that_leaves_nothing_is_refused(share):
+    with pytest.raises(SparsityError, match=r"of 50 samples leaves none to train on, or none to evaluate on"):
+        made(50).held_out(share)
+
+
+def test_data_are_loaded_with_a_part_held_out():
+    whole, part = load_data("digits"), load_data("digits", holdout=0.25)
+    assert (part.train_size, part.test_size) == (whole.train_size - 359, 359)

@@ -1,5 +1,6 @@
 """Class folders of image files, and the ImageNet transforms."""
 
+import multiprocessing
 import os
 import random
 import warnings
@@ -40,6 +41,16 @@ def test_a_folder_is_read(tmp_path, name, test_name):
     assert [len(y) for _, y in batches] == [4, 4, 4, 4, 2] and batches[0][0].shape == (4, 3, 224, 224)
     assert torch.cat([y for _, y in batches]).bincount().tolist() == [6, 6, 6]
     assert torch.cat([y for _, y in data.test_batches(4)]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_some_of_the_images_are_held_out(tmp_path):
+    whole = load_data("folder", image_folder(tmp_path), workers=0)
+    part = load_data("folder", tmp_path, workers=0, holdout=0.25)
+    train, test = (dict(zip(files.paths, files.labels, strict=True)) for files in (part.train, part.test))
+    assert len(test) == part.test_size == round(0.25 * whole.train_size) and not set(train) & set(test)
+    assert {**train, **test} == dict(zip(whole.train.paths, whole.train.labels, strict=True))
+    assert torch.cat([y for _, y in part.test_batches(4)]).tolist() == part.test.labels.tolist()
+    assert part.class_names == whole.class_names
 
 
 def test_batches_depend_on_seed_and_epoch_and_not_on_workers_or_processes(tmp_path):
@@ -128,6 +139,7 @@ def test_a_broken_file_is_named_in_one_line(tmp_path, workers, damage):
     with pytest.raises(SparsityError) as caught:
         list(data.train_batches(4, 0, 0))
     assert str(caught.value).startswith(f"{path} cannot be read") and "\n" not in str(caught.value)
+    assert not multiprocessing.active_children()  # though `caught` still has the frames
 
 
 def test_a_broken_png_is_named(tmp_path):

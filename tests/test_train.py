@@ -15,7 +15,7 @@ from test_resume import assert_same, contents
 from torch import nn
 from train_worker import Server
 
-from suptickets import cli
+from suptickets import cli, data
 from suptickets.cli import main
 from suptickets.methods import METHODS
 from suptickets.models import MODELS
@@ -370,3 +370,27 @@ def test_resume_without_a_folder_is_that_of_out_or_of_the_settings(
     assert run(capsys, "train", "--out", "there", "--resume") == other
     assert main(["train", "--out", "there", "--resume", "--seed", "4"]) == 2
     assert "seed: 3 -> 4" in capsys.readouterr().err
+
+
+def test_a_run_with_a_holdout_never_looks_at_the_test_data(capsys, cifar, tmp_path, monkeypatch):
+    """Accuracy, tickets and start are of the held-out samples; `evaluate` then takes the test data."""
+    result = small(capsys, cifar, tmp_path / "run", "--holdout", 0.3)
+    real = data._loaded
+    with monkeypatch.context() as patched:
+        patched.setattr(data, "_loaded", lambda *given: replace(real(*given), test_x=real(*given).test_x * 0))
+        blind = small(capsys, cifar, tmp_path / "blind", "--holdout", 0.3)
+    for key in ("accuracy", "nll", "ece", "start", "tickets"):
+        assert blind[key] == result[key]
+    counts = [s["accuracy"] * 9 for s in (result, result["start"], *result["tickets"])]  # 9 of 30
+    assert counts == pytest.approx([round(count) for count in counts])
+    assert "--holdout 0.3" in result["command"]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["holdout"] == 0.3
+    assert run(capsys, "evaluate", tmp_path / "run", "--data-dir", cifar)["accuracy"] * 6 % 1 == 0
+
+
+def test_a_holdout_is_said(capsys, cifar, tmp_path):
+    where = ("--data", "cifar10", "--data-dir", cifar, "--model", "vgg-small", "--out", tmp_path / "run")
+    main([*map(str, ("train", *where, "--batch-size", 16, *SHORT, "--holdout", 0.2))])
+    assert "evaluated on 6 held-out training samples, not on the test data" in capsys.readouterr().err
+    assert main(["train", "--holdout", "10"]) == 2
+    assert "--holdout is a fraction, not a percentage: 10.0, did you mean 0.1?" in capsys.readouterr().err

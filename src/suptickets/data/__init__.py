@@ -46,20 +46,25 @@ DATA: dict[str, DataEntry] = {
 }
 
 
-def load_data(name: str, data_dir: Path | str | None = None, workers: int | None = None) -> Data:
+def load_data(
+    name: str, data_dir: Path | str | None = None, workers: int | None = None, holdout: float = 0.0
+) -> Data:
     """The data of that name.
 
     Args:
         name: one of `DATA`.
         data_dir: the folder where they are, or are to be downloaded to; by default one in the user's cache.
         workers: processes that decode image files; data in memory need none.
+        holdout: share of the training data that takes the place of the test data.
     """
     if name not in DATA:
         raise unknown("data", name, DATA)
     if workers is not None and workers < 0:
         raise SparsityError(f"the number of workers must be at least 0, not {workers}")
     data = _loaded(name, None if data_dir is None else Path(data_dir).expanduser())
-    return replace(data, workers=workers) if isinstance(data, FolderData) and workers is not None else data
+    if isinstance(data, FolderData) and workers is not None:
+        data = replace(data, workers=workers)
+    return data.held_out(holdout) if holdout else data
 
 
 _READ: ContextVar[dict[tuple[str, Path | None], Data] | None] = ContextVar("read", default=None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from suptickets.data.augment import PADDING_MODES, Normalise, crop
-from suptickets.data.order import EpochPlan, shares, steps
+from suptickets.data.order import EpochPlan, shares, split, steps
 from suptickets.errors import SparsityError
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -41,6 +41,9 @@ class Data(Protocol):
 
     def steps(self, batch_size: int) -> int:
         """Number of batches in an epoch of training, the last partial one included."""
+
+    def held_out(self, share: float) -> Data:
+        """Data that are tested on a share of these training data, and trained on the rest of them."""
 
     def train_batches(
         self,
@@ -139,6 +142,11 @@ class ArrayData:
     def steps(self, batch_size: int) -> int:
         """Number of batches in an epoch of training, the last partial one included."""
         return steps(self.train_size, batch_size)
+
+    def held_out(self, share: float) -> ArrayData:
+        """See `Data.held_out`."""
+        train, test = ((self.train_x[part], self.train_y[part]) for part in split(self.train_size, share))
+        return replace(self, train_x=train[0], train_y=train[1], test_x=test[0], test_y=test[1])
 
     def to(self, device: torch.device | str) -> ArrayData:
         """The same data with the bytes on a device, for batches that are made there from start to end."""

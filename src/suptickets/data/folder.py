@@ -13,7 +13,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from suptickets.data import transforms
 from suptickets.data.augment import Normalise
 from suptickets.data.base import Batches
-from suptickets.data.order import EpochPlan, shares, stable_seed, steps
+from suptickets.data.order import EpochPlan, shares, split, stable_seed, steps
 from suptickets.errors import SparsityError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,6 +53,9 @@ class Files:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, places: npt.NDArray[np.int64]) -> Files:
+        return Files(self.paths[places], self.labels[places])
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +99,11 @@ class FolderData:
     def steps(self, batch_size: int) -> int:
         """Number of batches in an epoch of training, the last partial one included."""
         return steps(self.train_size, batch_size)
+
+    def held_out(self, share: float) -> FolderData:
+        """See `Data.held_out`."""
+        train, test = (self.train[part.numpy()] for part in split(self.train_size, share))
+        return replace(self, train=train, test=test)
 
     def train_batches(
         self,

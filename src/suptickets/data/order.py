@@ -61,6 +61,15 @@ class EpochPlan:
             mine.copy_(theirs)
 
 
+def split(size: int, share: float) -> tuple[Tensor, Tensor]:
+    """The samples that are kept to train on and those that are held out, each in order: always the same."""
+    held = round(share * size)
+    if not 0 < held < size:
+        raise SparsityError(f"{share:g} of {size} samples leaves none to train on, or none to evaluate on")
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(stable_seed(size)))
+    return order[held:].sort().values, order[:held].sort().values
+
+
 def steps(size: int, batch_size: int) -> int:
     """Number of batches in `size` samples, a last partial one included: 391 for CIFAR at 128."""
     if batch_size < 1:

@@ -119,7 +119,8 @@ class Finished:
     @cached_property
     def data(self) -> Data:
         """What the run was trained on."""
-        return load_data(self.settings.data, self.settings.data_dir, self.settings.workers)
+        s = self.settings
+        return load_data(s.data, s.data_dir, s.workers, s.holdout)
 
     def _epochs(self, cycles: int) -> int:
         """Of the run that has so many cycles."""

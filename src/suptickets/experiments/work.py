@@ -270,7 +270,7 @@ def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
 def _pruned(trunk: RunFolder, settings: Settings) -> dict[str, Any]:
     """The trunk's last state after what its last step would have set off in this run: it is pruned."""
     state = trunk.load_checkpoint() or {}
-    data = load_data(settings.data, settings.data_dir, settings.workers)
+    data = load_data(settings.data, settings.data_dir, settings.workers, settings.holdout)
     trainer = Trainer(settings, data, connect(settings.device))
     trainer.load_state_dict(state)
     trainer.network.method.update(trainer.network, trainer.network.step)

@@ -71,6 +71,9 @@ class Settings:
 
     data: str = option("data set: see `suptickets list data`")
     data_dir: str | None = option("folder with the data set's published files", None)
+    holdout: float = option(
+        "share of the training data to evaluate on instead of the test data: to choose settings by", 0.0
+    )
     model: str = option("model, see `suptickets list models`, or package.module:function")
     method: str = option("sparse training method: see `suptickets list methods`", "rigl")
     sparsity: float = option("fraction of the weights that are zero", 0.9)
@@ -129,6 +132,7 @@ class Settings:
             if getattr(self, name) not in known:
                 raise unknown(name.replace("_", "-"), getattr(self, name), known)
         fraction("sparsity", self.sparsity)
+        fraction("--holdout", self.holdout)
         for name in _FRACTIONS:
             fraction(flag(name), getattr(self, name), one=True)
         for milestone in self.milestones:

@@ -60,11 +60,13 @@ def _data(settings: Settings, processes: Processes, progress: Progress) -> Data:
     """Rank 0 reads first, so that a download happens once, and what is missing is said once."""
 
     def load() -> Data:
-        return load_data(settings.data, settings.data_dir, settings.workers)
+        return load_data(settings.data, settings.data_dir, settings.workers, settings.holdout)
 
     if processes.world > 1:
         processes.first(lambda: load().classes)
     data = load()
+    if settings.holdout:
+        progress.say(f"evaluated on {data.test_size:,} held-out training samples, not on the test data")
     if not isinstance(data, ArrayData):
         return data
     if not fits(data, processes.device):
