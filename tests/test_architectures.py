@@ -297,6 +297,38 @@ def test_evaluation_is_that_of_the_plain_model(case: Case) -> None:
 # ---- what is particular ----
 
 
+class Owner(nn.Module):
+    """A model that holds its optimizer, network and tickets, as a LightningModule may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(20, 30), nn.Linear(30, 4)
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        self.network: Any = st.sparsify(self, st.RigL(0.8, interval=2), self.optimizer)
+        self.tickets: Any = st.SupTickets(self.network, 6, 2, 2, (0.01, 0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).relu())
+
+
+def test_a_copy_of_a_model_that_holds_its_network_goes_without_it() -> None:
+    model = Owner()
+    for _ in range(6):
+        model.optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(8, 20)), torch.arange(8) % 4).backward()
+        model.optimizer.step()
+    twin, plain, ticket = copy.deepcopy(model), model.network.densify(), model.tickets.ticket()
+    x = torch.randn(3, 20)
+    assert twin(x).equal(model(x)) and not torch.equal(ticket(x), model(x))
+    torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-6)
+    for other in (twin, plain, ticket, copy.deepcopy(nn.ModuleList([model]))[0]):
+        assert type(other) is Owner and other.network is None and other.tickets is None
+    assert model.network.model is model and model.tickets.network is model.network
+    for alone in (model.network, model.tickets, {"tickets": model.tickets}):
+        with pytest.raises(st.SparsityError, match="copy the model, or sparsify another"):
+            copy.deepcopy(alone)
+
+
 def test_tied_weights_stay_tied_and_count_once() -> None:
     case = CASES["transformer"]
     model, optimizer, network = sparse(case, "rigl")

@@ -374,9 +374,10 @@ class SparseNetwork:
                 self.state.optimizer.state.pop(weight.values, None)
             weight.values.grad = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SparseNetwork:
-        """A copy would follow no optimizer."""
-        raise SparsityError("copy the model, or sparsify another and load network.state_dict() into it")
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """None, in the copy of a model that holds its network; alone a copy would follow no optimizer."""
+        if id(self.model) not in memo:
+            raise SparsityError("copy the model, or sparsify another and load network.state_dict() into it")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise SparsityError("save network.state_dict(), or the model: a network cannot be copied or pickled")

@@ -6,6 +6,7 @@ of each is a cheap ticket. Their average, pruned back to the count, is the netwo
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
@@ -348,6 +349,10 @@ class SupTickets:
         self.collected, self.explored = list(state["collected"]), list(state["explored"])
         self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]
         self._rates.proportions = state["proportions"]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """None, as for the network, in the copy of a model that holds both."""
+        copy.deepcopy(self.network, memo)
 
 
 def _rates(lr: tuple[float, float]) -> tuple[float, float]:
