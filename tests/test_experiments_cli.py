@@ -62,25 +62,30 @@ def test_another_setting_is_a_trial_that_its_command_repeats(tmp_path, capsys):
     cells, place = f"{CELLS},booster=none,data=cifar10", ["--data-dir", where, "--out", out]
     usual = ["reproduce", "vgg16", "--cells", cells, "--seeds", "1", "--scale", "0.01", *place]
     usual += ["--executor", "debug"]
-    assert main([*usual, *others, "--set", "decay=cosine"]) == 0
-    assert "A trial (forked at scale 0.01, batch_size 20, decay cosine" in capsys.readouterr().out
+    assert main([*usual, *others, "--set", "label_smoothing=0.1"]) == 0
+    assert "A trial (forked at scale 0.01, batch_size 20" in (told := capsys.readouterr().out)
+    assert "label_smoothing 0.1" in told
     (record,) = Store(out).read()
-    assert record["changes"] == {**SAID, "decay": "cosine"} and record["settings"]["decay"] == "cosine"
+    assert record["changes"] == {**SAID, "label_smoothing": 0.1} == {**record["changes"], **SAID}
+    assert record["settings"]["label_smoothing"] == 0.1
     program, *again = shlex.split(record["command"].replace("DATA", where))
     assert program == "suptickets" and main([*again, "--dry-run"]) == 0
     assert capsys.readouterr().out == "nothing is left to train\n"
-    assert main([*usual, *others, "--dry-run"]) == 0  # with the paper's constant rate
+    assert main([*usual, *others, "--dry-run"]) == 0  # with the paper's loss
     assert "2 runs" in capsys.readouterr().out
-    assert main([*usual, *others, "--set", "decay=cosine", "--set", "rate=0.5"]) == 0  # the recipe's own
+    assert (
+        main([*usual, *others, "--set", "label_smoothing=0.1", "--set", "rate=0.5"]) == 0
+    )  # the recipe's own
     assert f"1 of 1 results are in {out} already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("decay", "'decay' changes no setting: write NAME=VALUE, as in --set decay=cosine"),
+        ("decay", "'decay' changes no setting: write NAME=VALUE, as in --set prune=layer"),
         ("deacy=cosine", "there is no setting 'deacy': did you mean 'decay'?"),
         ("decay=slow", "unknown decay 'slow'"),
+        ("decay=cosine", "decay=cosine needs --separate: the rate of a fork falls over another time"),
         ("rate=half", "rate must be of type float, not 'half'"),
         ("rate=2", "--rate is a fraction"),
         ("sparsity=0.5", "sparsity belongs to the cells, which are the paper's: --cells picks some"),

@@ -233,11 +233,11 @@ def test_bad_input_is_refused_in_one_line(tmp_path, arguments, message):
 def test_a_change_after_which_all_runs_are_the_same_is_none():
     """Compared run by run: a scale changes what a recipe says."""
 
-    def mode(scale, **changes):
-        return reproduction._mode(scale, False, changes, EXPERIMENTS["vgg16"].cells("method=rigl"))
+    def mode(scale, separate=False, **changes):
+        return reproduction._mode(scale, separate, changes, EXPERIMENTS["vgg16"].cells("method=rigl"))
 
     assert mode(1.0, decay="constant", interval=1000) == Mode()
-    assert mode(1.0, decay="cosine", interval=1000) == Mode(changes=(("decay", "cosine"),))
+    assert mode(1.0, True, decay="cosine", interval=1000) == Mode(1.0, True, (("decay", "cosine"),))
     assert mode(0.1, interval=1000) == Mode(0.1, changes=(("interval", 1000),))
     assert mode(0.1, interval=100) == Mode(0.1)
     several = mode(1.0, workers=4)

@@ -259,7 +259,7 @@ def _changed(setting: str) -> tuple[str, Any]:
     """NAME=VALUE, the value as JSON has it, or else text."""
     name, equals, value = setting.partition("=")
     if not equals:
-        raise SparsityError(f"{setting!r} changes no setting: write NAME=VALUE, as in --set decay=cosine")
+        raise SparsityError(f"{setting!r} changes no setting: write NAME=VALUE, as in --set prune=layer")
     with contextlib.suppress(json.JSONDecodeError):
         return name.replace("-", "_"), json.loads(value)
     return name.replace("-", "_"), value

@@ -53,8 +53,11 @@ class Mode:
                 raise SparsityError(f"{name} belongs to the cells, which are the paper's: --cells picks some")
             if name in FIXED:
                 raise SparsityError(f"{name} cannot be changed: it is how runs are told apart, or forked")
-        if dict(self.changes).get("include_start") and not self.separate:
+        changed = {} if self.separate else dict(self.changes)
+        if changed.get("include_start"):
             raise SparsityError("include_start needs --separate: forks share the tickets of their cycles")
+        if changed.get("decay") == "cosine":
+            raise SparsityError("decay=cosine needs --separate: the rate of a fork falls over another time")
 
     @property
     def trial(self) -> bool:
