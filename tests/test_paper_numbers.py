@@ -13,14 +13,14 @@ import torch
 
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, MEASURES, Cell, Number, experiment, select
-from suptickets.experiments.cells import BOOSTERS, NAMES, VARIATIONS
+from suptickets.experiments.cells import BOOSTERS, NAMES, OWN, VARIATIONS
 from suptickets.experiments.plan import Mode
 from suptickets.experiments.results import page
 from suptickets.models import build_model
 from suptickets.training.settings import BOOSTERS as TRAINABLE
 from suptickets.training.settings import Settings, resolve
 
-ALL = [cell for each in EXPERIMENTS.values() for cell in each.table]
+ALL = [cell for name in NAMES for cell in EXPERIMENTS[name].table]
 MAIN = ("vgg16", "resnet50", "wrn28-10")
 CIFAR = ("cifar10", "cifar100")
 DYNAMIC = ("set", "rigl", "granet")
@@ -82,13 +82,27 @@ def boosts() -> dict[Cell, float]:
 
 def test_every_table_and_figure_is_there_with_every_cell():
     counts = {
-        name: (len(each.table), sum(c.paper is not None for c in each.table))
-        for name, each in EXPERIMENTS.items()
+        name: (len(EXPERIMENTS[name].table), sum(c.paper is not None for c in EXPERIMENTS[name].table))
+        for name in NAMES
     }
     assert counts == CELLS
     assert sum(printed for _, printed in CELLS.values()) == 926
     on_disk = {path.name for path in (files("suptickets.experiments") / "paper").iterdir()}
     assert on_disk == {f"{name}.json" for name in NAMES}
+
+
+def test_what_is_not_in_the_paper_says_so_and_has_no_number_of_it():
+    assert list(EXPERIMENTS) == [*NAMES, *OWN]
+    for name in OWN:
+        each = EXPERIMENTS[name]
+        assert each.place == each.source == "Not in the paper" and all(c.paper is None for c in each.table)
+        assert EXPERIMENTS["vgg16"].source == "Table 1 of the paper"
+
+
+def test_earlier_cycles_cost_no_epoch_more():
+    for cell in EXPERIMENTS["earlier-cycles"].table:
+        settings = resolve(cell.settings())
+        assert settings.epochs == 250 and settings.cycles * settings.cycle_epochs <= 112
 
 
 def test_no_number_changes_unnoticed():

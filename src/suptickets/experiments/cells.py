@@ -1,4 +1,4 @@
-"""The paper's tables and figures as data: 21 experiments, each a list of cells.
+"""The paper's tables and figures as data: 21 experiments, each a list of cells; and what we ask beyond it.
 
 A `Cell` is one number that the paper prints (or, in a figure, draws): what is trained, what is read off the
 result, and the paper's `Number`, which is None where the paper's source has none.
@@ -26,9 +26,10 @@ that are not the same share work in three places:
   them with those of the same cell without a booster;
 - `model`: the model and the recipe alone, nothing is trained.
 
-**A file of `paper/`** is one experiment. Its tables have `shared` fields, `columns` (groups of fields; a list
-stands for each of its values in turn) and `rows`: the fields of a row, then its numbers as printed, one for
-each column. Percentages are so in the files, and fractions in `Number`; `MEASURES` knows which they are.
+**A file of `paper/`**, or of `own/` for what is not in the paper, is one experiment. Its tables have
+`shared` fields, `columns` (groups of fields; a list stands for each of its values in turn) and `rows`: the
+fields of a row, then its numbers as printed, one for each column. Percentages are so in the files, and
+fractions in `Number`; `MEASURES` knows which they are.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ NAMES = (
     *("variance", "uncertainty", "batch-norm", "layer-sparsity", "ensemble", "distillation"),
     *("significance", "swa"),
 )
+OWN = ("earlier-cycles",)
 BOOSTERS = (
     *("none", "sup-tickets", "swa", "ensemble", "distillation"),
     *("tree-net", "batch-ensemble", "dense-ensemble"),
@@ -155,12 +157,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper.
+    """A table or figure of the paper, or one of ours.
 
     Attributes:
         name: what it is called.
         title: one line about it.
-        place: where it is in the paper.
+        place: where it is in the paper, or that it is not.
         seeds: how many runs the paper averages (on ImageNet always one).
         table: all cells, row by row.
     """
@@ -170,6 +172,11 @@ class Experiment:
     place: str
     seeds: int
     table: tuple[Cell, ...]
+
+    @property
+    def source(self) -> str:
+        """Where its numbers come from, in words."""
+        return self.place if self.name in OWN else f"{self.place} of the paper"
 
     @property
     def summary(self) -> str:
@@ -218,7 +225,8 @@ def experiment(name: str) -> Experiment:
 
 
 def _load(name: str) -> Experiment:
-    raw = json.loads((files("suptickets.experiments") / "paper" / f"{name}.json").read_text("utf-8"))
+    folder = files("suptickets.experiments") / ("own" if name in OWN else "paper")
+    raw = json.loads((folder / f"{name}.json").read_text("utf-8"))
     cells = tuple(cell for table in raw["tables"] for cell in _cells(name, table))
     if len({tuple(cell.as_dict().items()) for cell in cells}) < len(cells):
         raise SparsityError(f"{name}.json has a cell twice")
@@ -241,4 +249,4 @@ def _each(group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield dict(zip(group, values, strict=True))
 
 
-EXPERIMENTS = {name: _load(name) for name in NAMES}
+EXPERIMENTS = {name: _load(name) for name in (*NAMES, *OWN)}

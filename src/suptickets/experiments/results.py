@@ -79,7 +79,7 @@ def page(
     shown = _own(used, [main for main in MAIN if main in beside and main != name])
     return experiment_page(
         own.title,
-        f"{own.place} of the paper",
+        own.source,
         [_shown(cell, found, mode, own) for cell, found in known],
         runs=stored_runs(shown, folder),
         figure=schedule if name == "schedule" else FIGURES.get(name),

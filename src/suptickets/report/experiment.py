@@ -65,7 +65,7 @@ def experiment_page(
 
 
 def _title(cells: Sequence[CellResult]) -> str:
-    return "Paper and ours" if any(cell.paper for cell in cells) else "Ours, in the paper's form"
+    return "Paper and ours" if any(cell.paper for cell in cells) else "Ours"
 
 
 def _legend(cells: Sequence[CellResult]) -> str:
