@@ -183,6 +183,26 @@ def test_the_ticket_is_a_plain_module() -> None:
     assert ticket.net[0].weight.count_nonzero() > 2 * before
 
 
+class Predicts(Classifier):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def predict_step(self, batch: list[Tensor], _: int) -> Tensor:
+        return self(batch[0])
+
+
+def test_the_ticket_of_a_compiled_module_computes_with_its_own_weights() -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(sparse).fit(torch.compile(Predicts(), backend="eager"), batches())
+    ticket, plain = sparse.ticket(), Predicts()
+    plain.load_state_dict(ticket.state_dict())
+    assert not {"forward", "training_step", "predict_step"} & vars(ticket).keys()
+    assert ticket._compiler_ctx is None
+    assert same(ticket.net, by_hand().ticket())
+    one, other = (torch.cat(trainer().predict(module, batches())) for module in (ticket, plain))
+    assert torch.equal(one, other)
+
+
 def test_without_cycles_the_ticket_is_the_network() -> None:
     sparse = SparseTraining(st.SET(0.9, interval=4), include="net.0")
     module = Classifier()

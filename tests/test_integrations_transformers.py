@@ -252,6 +252,16 @@ def test_the_ticket_is_a_plain_model_that_from_pretrained_reads(kind: str, tmp_p
         assert again.cls.predictions.decoder.weight is again.bert.embeddings.word_embeddings.weight
 
 
+def test_the_ticket_of_a_training_in_bf16_computes_as_a_plain_model(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(tmp_path, bert(), sparse, bf16=True).train()
+    ticket, plain = sparse.ticket().eval(), bert().eval()
+    plain.load_state_dict(ticket.state_dict())
+    assert not {"forward", "_original_forward"} & vars(ticket).keys()
+    tokens = torch.stack([one["input_ids"] for one in samples()])
+    assert torch.equal(ticket(tokens).logits, plain(tokens).logits)
+
+
 # ---- checkpoints ----
 
 

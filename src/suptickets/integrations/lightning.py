@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
+
+from torch import nn
 
 from suptickets.errors import SparsityError
 from suptickets.integrations import Integration
@@ -50,6 +53,12 @@ class SparseTraining(Integration, Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log `sparsity` and, in a cycle, `cycle_lr`."""
         pl_module.log_dict(self.metrics())
+
+    def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """See `Integration`; of a compiled module too, and itself not compiled."""
+        plain = super().ticket(loader)
+        vars(plain)["_compiler_ctx"] = None
+        return plain
 
     def state_dict(self) -> dict[str, Any]:
         """What the trainer saves with its checkpoints."""

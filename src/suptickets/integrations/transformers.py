@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from suptickets.errors import SparsityError
 from suptickets.integrations import Integration
@@ -77,6 +79,12 @@ class SparseTraining(Integration, TrainerCallback):
         for logs in (kwargs["logs"], state.log_history[-1]):
             if "loss" in logs:
                 logs.update(self.metrics())
+
+    def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """See `Integration`; without the autocast of the training."""
+        plain = super().ticket(loader)
+        vars(plain).pop("_original_forward", None)
+        return plain
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
