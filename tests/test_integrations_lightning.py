@@ -22,9 +22,11 @@ import suptickets as st
 torch_compile = torch.compile
 lightning = pytest.importorskip("lightning.pytorch")
 torch.compile = torch_compile  # Lightning has wrapped it, for all tests of this process
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore:the training took:RuntimeWarning"
+)
 
-from lightning.pytorch.callbacks import StochasticWeightAveraging  # noqa: E402
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging  # noqa: E402
 
 from suptickets.integrations.lightning import SparseTraining  # noqa: E402
 
@@ -156,9 +158,80 @@ def test_the_trainer_trains_what_a_plain_loop_does(options: dict[str, Any], plai
     assert isinstance(ticket, Classifier) and same(ticket.net, tickets.ticket())
 
 
+STEPS: dict[str, Any] = {"cycles": 2, "cycle_steps": 2 * BATCHES, "lr": (0.01, 0.05), "seed": 3}
+
+
+class Twice(Manual):
+    def training_step(self, batch: list[Tensor], _: int) -> None:
+        super().training_step(batch, 0)
+        super().training_step(batch, 0)
+
+
 def test_manual_optimization() -> None:
-    sparse, _ = by_trainer(Manual)
+    sparse = SparseTraining(rigl(), total_steps=EPOCHS * BATCHES, **STEPS)
+    trainer(sparse).fit(Manual(), batches())
     assert same(sparse.ticket().net, by_hand().ticket())
+    twice = SparseTraining(rigl(), total_steps=2 * EPOCHS * BATCHES, **STEPS)
+    trainer(twice).fit(Twice(), batches())
+    assert twice.tickets.collected == [84, 96]
+
+
+def test_accumulation_that_changes() -> None:
+    """4 epochs of 6 steps, then 4 of 3."""
+    sparse = SparseTraining(rigl(), total_steps=36, **{**STEPS, "cycle_steps": 6})
+    trainer(sparse, GradientAccumulationScheduler({4: 2})).fit(Classifier(), batches())
+    assert sparse.network.step == 36 and sparse.tickets.collected == [30, 36]
+
+
+class Skips(Classifier):
+    """The last batches of each epoch."""
+
+    def on_train_batch_start(self, batch: Any, index: int) -> int | None:
+        return -1 if index == 5 else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "total", "message"),
+    [
+        (Classifier, 3, None, "took 18 steps, and 48 were planned: there is no ticket.*network.densify"),
+        (
+            Classifier,
+            7,
+            None,
+            r"took 42 steps, and 48 .* 1 of 2 tickets, the last of step 36; if the trainer",
+        ),
+        (Skips, 8, None, "took 40 steps, and 48 were planned"),
+        (Manual, 8, 40, "took 48 steps, and 40 were planned: .* 2 of 2 tickets, the last of step 40"),
+    ],
+)
+def test_one_warning_if_the_training_ends_elsewhere(kind: Any, last: int, total: Any, message: str) -> None:
+    sparse = SparseTraining(rigl(), total_steps=total, **STEPS)
+    with pytest.warns(RuntimeWarning, match=message):
+        trainer(sparse, Watch(sparse, last)).fit(kind(), batches())
+    if last == 3:
+        with pytest.raises(st.SparsityError, match=message):
+            sparse.ticket()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (st.GMP(0.9), "gmp reaches its sparsity after 44000 steps, and the training has 12: .*prune_end"),
+        (st.GraNet(0.9, prune_end=12, interval=5), "after 15 steps"),
+        (st.RigL(0.9, interval=2, decay="cosine", total_steps=20), "total_steps=20, .* has 12: give it"),
+    ],
+)
+def test_methods_that_would_not_come_to_their_end(method: st.Method, message: str) -> None:
+    with pytest.raises(st.SparsityError, match=message):
+        trainer(SparseTraining(method), max_epochs=2).fit(Classifier(), batches())
+
+
+def test_there_is_no_ticket_before_the_training() -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    with pytest.raises(st.SparsityError, match="do not fit"):
+        trainer(sparse, max_epochs=1).fit(Classifier(), batches())
+    with pytest.raises(st.SparsityError, match="has not begun: train first"):
+        sparse.ticket()
 
 
 def test_counts_rates_and_logs_of_every_epoch() -> None:
@@ -299,8 +372,13 @@ def test_trainings_that_cannot_be() -> None:
     refused("has no end", Classifier(), endless)
     refused("give cycle_steps", Classifier(), endless, max_steps=20)
     refused("2 cycles of 12 steps do not fit", Classifier(), batches(), max_epochs=3)
+    refused("manual optimization: give total_steps and cycle_steps", Manual(), batches())
+    refused("give cycle_steps", Manual(), batches(), {**CYCLES, "total_steps": 48})
     refused("one optimizer is needed, and there are 2", TwoOptimizers(), batches())
     refused("strategy='ddp', no spawn", Classifier(), batches(), strategy="ddp_fork")
+    with pytest.raises(st.SparsityError, match="GradientAccumulationScheduler: give total_steps"):
+        accumulate = GradientAccumulationScheduler({4: 2})
+        trainer(SparseTraining(rigl(), **CYCLES), accumulate).fit(Classifier(), batches())
     with pytest.raises(st.SparsityError, match="StochasticWeightAveraging would average"):
         swa = StochasticWeightAveraging(0.1)
         trainer(SparseTraining(rigl()), swa).fit(Classifier(), batches())

@@ -21,6 +21,7 @@ import suptickets as st
 
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("ignore:the training took:RuntimeWarning")
 
 from suptickets.integrations.transformers import SparseTraining  # noqa: E402
 
@@ -327,6 +328,19 @@ def test_trainings_that_cannot_be(tmp_path: Path) -> None:
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         return iter(samples())
+
+
+def test_trainings_that_end_early_or_have_not_begun(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trained = trainer(tmp_path, bert(), sparse, Watch(sparse, last=5))
+    with pytest.raises(st.SparsityError, match="has not begun: train first"):
+        sparse.ticket()
+    with pytest.warns(RuntimeWarning, match="took 5 steps, and 24 were planned: there is no ticket"):
+        trained.train()
+    with pytest.raises(st.SparsityError, match=r"sparse\.network\.densify\(\) is the network as it is"):
+        sparse.ticket()
+    with pytest.raises(st.SparsityError, match="gmp reaches its sparsity after 44000 steps"):
+        trainer(tmp_path, bert(), SparseTraining(st.GMP(0.9))).train()
 
 
 def test_data_without_a_length_has_cycles_of_steps(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ many steps there are, and what belongs into its checkpoints.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,7 +31,8 @@ class Integration:
         cycles: cycles of Sup-tickets at the end of the training; 0: the method alone.
         cycle_epochs: length of a cycle, in epochs of the trainer.
         cycle_steps: the same in steps of the optimizer; one of the two is needed.
-        lr: lowest and highest rate of a cycle.
+        total_steps: steps of the optimizer in the whole training, where the trainer cannot count them.
+        lr: lowest and highest rate of a cycle, for the first parameter group; others keep their proportion.
         include: names or patterns of the weights to make sparse instead of the default, as for `sparsify`.
         exclude: names or patterns to leave dense.
         seed: seed of all random choices of connections.
@@ -44,6 +46,7 @@ class Integration:
         cycles: int = 0,
         cycle_epochs: float | None = None,
         cycle_steps: int | None = None,
+        total_steps: int | None = None,
         lr: tuple[float, float] | None = None,
         include: Patterns = None,
         exclude: Patterns = None,
@@ -54,6 +57,8 @@ class Integration:
         self.method, self.cycles = method, whole("cycles", cycles, 0)
         self.choice: dict[str, Any] = {"include": include, "exclude": exclude, "seed": seed}
         self.length, self.settings = (cycle_epochs, cycle_steps), {**settings, "lr": lr}
+        self.total_steps = total_steps if total_steps is None else whole("total_steps", total_steps)
+        self.planned = self.cycles  # 0 in a training that leaves them out
         self.network: SparseNetwork | None = None
         self.tickets: SupTickets | None = None
         self._check()
@@ -73,21 +78,41 @@ class Integration:
     def make_sparse(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Before weights are loaded, wrapped or given to an optimizer."""
         self.network, self.tickets = sparsify(model, self.method, optimizer, **self.choice), None
+        self.planned = self.cycles
 
     def follow(self, optimizer: Optimizer, total_steps: float, epoch_steps: int | None) -> None:
-        """When the optimizer is there and the number of steps is known (`epoch_steps`: if it can be)."""
+        """When the optimizer is there, and the numbers of steps (`inf`, None: these cannot be known)."""
         assert self.network is not None
         self.network.attach(optimizer)
         self.network.booster = None  # of an attempt with larger batches, which took no step
-        if not self.cycles:
-            return
-        if not 0 < total_steps < float("inf"):
+        total = self.total_steps or total_steps
+        self._check_steps(self.network.method, total)
+        if self.planned:
+            steps = self._cycle_steps(epoch_steps)
+            self.tickets = SupTickets(self.network, int(total), steps, self.cycles, **self.settings)
+
+    def _check_steps(self, method: Method, total: float) -> None:
+        if self.planned and total == float("inf"):
             raise SparsityError("cycles come last, and this training has no end: give the trainer max_steps")
+        end, told = f"the training has {total:.0f}", getattr(method, "total_steps", None) or 0
+        if method.ready > total and not self.planned:  # else SupTickets says when the cycles begin
+            raise SparsityError(
+                f"{method.name} reaches its sparsity after {method.ready} steps, and {end}: let it prune "
+                "faster (prune_end, interval)"
+            )
+        if told > total:
+            raise SparsityError(f"{method.name} has total_steps={told}, and {end}: give it that number")
+
+    def _cycle_steps(self, epoch_steps: int | None) -> int:
         epochs, steps = self.length
         if epochs is not None and epoch_steps is None:
-            raise SparsityError("epochs of this data have no known length: give cycle_steps")
-        steps = steps if epochs is None else epochs_to_steps(epochs, epoch_steps or 0)
-        self.tickets = SupTickets(self.network, int(total_steps), steps or 0, self.cycles, **self.settings)
+            raise SparsityError("epochs have no known number of steps here: give cycle_steps")
+        return steps or 0 if epochs is None else epochs_to_steps(epochs, epoch_steps or 0)
+
+    def ended(self) -> None:
+        """When the training ends: warn if that is not where the cycles end."""
+        if self.tickets is not None and self.tickets.network.step != self.tickets.total_steps:
+            warnings.warn(_missed(self.tickets), RuntimeWarning, stacklevel=2)
 
     def metrics(self) -> dict[str, float]:
         """What is worth a log: the sparsity, and in a cycle the rate of the last step."""
@@ -120,4 +145,19 @@ class Integration:
         """The superposed ticket, without cycles the network: a plain module of the original class."""
         if self.network is None:
             raise SparsityError("there is no network yet: give this callback to a trainer, and train")
-        return self.network.densify() if self.tickets is None else self.tickets.ticket(loader)
+        if self.planned and self.tickets is None:
+            raise SparsityError("there is no ticket yet, for the training has not begun: train first")
+        if self.tickets is None:
+            return self.network.densify()
+        if not self.tickets.collected:
+            raise SparsityError(_missed(self.tickets))
+        return self.tickets.ticket(loader)
+
+
+def _missed(tickets: SupTickets) -> str:
+    seen = f"the training took {tickets.network.step} steps, and {tickets.total_steps} were planned: "
+    if not tickets.collected:
+        return seen + "there is no ticket, and sparse.network.densify() is the network as it is"
+    count = f"{len(tickets.collected)} of {tickets.cycles + tickets.include_start} tickets"
+    wrong = "if the trainer counts the steps wrong, give total_steps"
+    return seen + f"ticket() is of {count}, the last of step {tickets.collected[-1]}; {wrong}"

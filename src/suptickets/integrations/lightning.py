@@ -39,11 +39,24 @@ class SparseTraining(Integration, Callback):
         """The optimizer is there; its own state is loaded after this."""
         if len(trainer.optimizers) != 1:
             raise SparsityError(f"one optimizer is needed, and there are {len(trainer.optimizers)}")
-        total = trainer.estimated_stepping_batches if self.cycles else 0
-        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
-        self.follow(trainer.optimizers[0], total, None if math.isinf(batches) else math.ceil(batches))
+        self.follow(trainer.optimizers[0], *self._steps(trainer, pl_module))
         if self._state is not None:
             self.go_on(self._state)
+
+    def _steps(self, trainer: Trainer, module: LightningModule) -> tuple[float, int | None]:
+        """Of the training and of an epoch, as far as they can be known."""
+        uncounted = None if module.automatic_optimization else "manual optimization"
+        if "GradientAccumulationScheduler" in _callbacks(trainer):
+            uncounted = "GradientAccumulationScheduler"
+        if uncounted is not None:
+            if self.planned and self.total_steps is None:
+                raise SparsityError(
+                    f"{uncounted}: give total_steps and cycle_steps, in steps of the optimizer"
+                )
+            return math.inf, None
+        total = trainer.estimated_stepping_batches
+        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
+        return total if total > 0 else math.inf, None if math.isinf(batches) else math.ceil(batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is loaded."""
@@ -53,6 +66,10 @@ class SparseTraining(Integration, Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log `sparsity` and, in a cycle, `cycle_lr`."""
         pl_module.log_dict(self.metrics())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say if it ended early or late."""
+        self.ended()
 
     def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
         """See `Integration`; of a compiled module too, and itself not compiled."""
@@ -75,8 +92,12 @@ def _refuse(trainer: Trainer) -> None:
         raise SparsityError(f"{type(strategy).__name__} is not supported: use one device, or strategy='ddp'")
     if getattr(strategy, "_start_method", "popen") != "popen":
         raise SparsityError("tickets would be lost with their process: use strategy='ddp', no spawn or fork")
-    callbacks = {type(callback).__name__ for callback in getattr(trainer, "callbacks", ())}
-    if "StochasticWeightAveraging" in callbacks:
+    if "StochasticWeightAveraging" in _callbacks(trainer):
         raise SparsityError(
             "StochasticWeightAveraging would average values of different connections: omit it"
         )
+
+
+def _callbacks(trainer: Trainer) -> set[str]:
+    """The names of their classes and of these classes' bases."""
+    return {cls.__name__ for callback in getattr(trainer, "callbacks", ()) for cls in type(callback).__mro__}

@@ -80,6 +80,12 @@ class SparseTraining(Integration, TrainerCallback):
             if "loss" in logs:
                 logs.update(self.metrics())
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Say if it ended early or late."""
+        self.ended()
+
     def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
         """See `Integration`; without the autocast of the training."""
         plain = super().ticket(loader)
