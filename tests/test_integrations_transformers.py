@@ -287,19 +287,36 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(kind: str, step: int, tmp_pat
 
 def test_a_checkpoint_elsewhere_must_be_named(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    for folder, rate in ((here, 1e-2), (there, 2e-2)):
-        sparse = SparseTraining(rigl(), **CYCLES)
-        trainer(folder, bert(), sparse, Watch(sparse, last=15), learning_rate=rate).train()
     checkpoint = there / "checkpoint-15"
-    with pytest.raises(st.SparsityError, match="is not of the checkpoint that was loaded.*resume_from"):
-        trainer(here, bert(), SparseTraining(rigl(), **CYCLES)).train(resume_from_checkpoint=str(checkpoint))
+    for method in (st.Dense, rigl):
+        for folder, rate in ((here, 1e-2), (there, 2e-2)):
+            sparse = SparseTraining(method(), **CYCLES)
+            trainer(folder, bert(), sparse, Watch(sparse, last=15), learning_rate=rate).train()
+        with pytest.raises(st.SparsityError, match="is not of the checkpoint that was loaded.*resume_from"):
+            other = trainer(here, bert(), SparseTraining(method(), **CYCLES))
+            other.train(resume_from_checkpoint=str(checkpoint))
     shutil.rmtree(here)
-    with pytest.raises(st.SparsityError, match=r"no suptickets\.pt, or it is not .*checkpoint-15"):
+    with pytest.raises(st.SparsityError, match=r"no suptickets\.pt .*, or is not .*checkpoint-15"):
         trainer(here, bert(), SparseTraining(rigl(), **CYCLES)).train(resume_from_checkpoint=str(checkpoint))
     sparse = SparseTraining(rigl(), **CYCLES)
     resumed = trainer(here, bert(), sparse, resume_from_checkpoint=str(checkpoint))
     resumed.train(resume_from_checkpoint=resumed.args.resume_from_checkpoint)
     assert sparse.tickets is not None and sparse.tickets.collected == [18, 24]
+
+
+def test_a_file_that_was_not_written_to_its_end(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(tmp_path, bert(), sparse, Watch(sparse, last=5)).train()
+    files = tmp_path / "checkpoint-5"
+    assert not list(files.glob("*.part"))
+    for size in (100, 0):
+        with (files / "suptickets.pt").open("r+b") as file:
+            file.truncate(size)
+        with pytest.raises(
+            st.SparsityError, match=r"is damaged \(.*\): take an earlier checkpoint"
+        ) as raised:
+            trainer(tmp_path, bert(), SparseTraining(rigl(), **CYCLES)).train(resume_from_checkpoint=True)
+        assert "\n" not in str(raised.value)
 
 
 # ---- refusals, in one line; batches that are too large ----
@@ -314,6 +331,8 @@ def test_trainings_that_cannot_be(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
     refused("2 cycles of 6 steps do not fit", num_train_epochs=1)
+    if hasattr(transformers.TrainingArguments, "enable_jit_checkpoint"):
+        refused("enable_jit_checkpoint saves without telling", enable_jit_checkpoint=True)
     refused("no model_init", model_init=lambda: bert())
     trained = trainer(tmp_path, bert(), SparseTraining(rigl(), **CYCLES))
     trained.train()
