@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -312,16 +313,32 @@ def test_a_checkpoint_holds_the_model_once(tmp_path: Path) -> None:
     assert "model" not in state["network"] and state["network"]["step"] == EPOCHS * BATCHES
 
 
+OTHERS: list[tuple[st.Method, dict[str, Any], str]] = [
+    (rigl(), {**CYCLES, "cycles": 1}, r"other settings \(cycles: 2 -> 1\): give the same"),
+    (rigl(), {"seed": 3}, "a training with other cycles"),
+    (rigl(), {**CYCLES, "lr": [0.01, 0.06]}, r"\(lr: \(0.01, 0.05\) -> \(0.01, 0.06\)\)"),
+    (rigl(), {**CYCLES, "rate": 0.4}, r"\(rate: 0.5 -> 0.4\)"),
+    (rigl(), {**CYCLES, "schedule": lambda t, low, high: low}, r"\(schedule: triangle -> .*lambda"),
+    (st.RigL(0.9, interval=4), CYCLES, r"\(method.interval: 5 -> 4, method.sparsity: 0.8 -> 0.9\)"),
+    (st.SET(0.8, interval=5), CYCLES, r"\(method: rigl -> set, "),
+]
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     sparse = SparseTraining(rigl(), **CYCLES)
     stopped = trainer(sparse, Watch(sparse, last=2))
     stopped.fit(Classifier(), batches())
     stopped.save_checkpoint(tmp_path / "a.ckpt")
-    for other in ({**CYCLES, "cycles": 1}, {"seed": 3}):
-        with pytest.raises(st.SparsityError, match=r"other (SupTickets: cycles: 2 -> 1|cycles)"):
-            trainer(SparseTraining(rigl(), **other)).fit(
-                Classifier(), batches(), ckpt_path=tmp_path / "a.ckpt"
-            )
+    for method, other, message in OTHERS:
+        with pytest.raises(st.SparsityError, match=message) as raised:
+            sparse = SparseTraining(method, **other)
+            trainer(sparse).fit(Classifier(), batches(), ckpt_path=tmp_path / "a.ckpt")
+        assert "\n" not in str(raised.value)
+    with pytest.raises(
+        st.SparsityError, match=r"\(total_steps: 48 -> 54\): .* as many epochs, or begin anew"
+    ):
+        longer = trainer(SparseTraining(rigl(), **CYCLES), max_epochs=9)
+        longer.fit(Classifier(), batches(), ckpt_path=tmp_path / "a.ckpt")
     saved = torch.load(tmp_path / "a.ckpt")
     torch.save({**saved, "callbacks": {}}, tmp_path / "b.ckpt")
     with pytest.raises(st.SparsityError, match="without this callback"):
@@ -352,12 +369,41 @@ class TwoOptimizers(Manual):
         ({"cycle_steps": 2}, "without cycles"),
         ({"rule": "cia"}, "without cycles"),
         ({**CYCLES, "rules": "cia"}, "no setting 'rules': there are lr, rate, rule"),
+        ({**CYCLES, "rule": "xx"}, "unknown rule 'xx'"),
+        ({**CYCLES, "lr": 0.1}, r"lr must be \(low, high\)"),
+        ({**CYCLES, "lr": (0.2, 0.1)}, r"lr must be \(low, high\)"),
+        ({**CYCLES, "cycle_epochs": -1}, "cycle_epochs must be a number above 0, not -1"),
+        ({**CYCLES, "cycle_epochs": "1"}, "cycle_epochs must be a number above 0, not '1'"),
+        ({**STEPS, "cycle_steps": 1}, "cycle_steps must be a whole number, at least 2"),
+        ({**CYCLES, "seed": -1}, "seed must be a whole number"),
+        ({**CYCLES, "total_steps": 0}, "total_steps must be a whole number"),
+        ({"method": "rigl"}, "expected a method such as .* not 'rigl'"),
+        ({"method": st.RigL}, "expected a method such as"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(st.SparsityError, match=message) as raised:
-        SparseTraining(rigl(), **settings)
+        SparseTraining(**{"method": rigl(), **settings})
     assert "\n" not in str(raised.value)
+
+
+def test_settings_are_checked_without_a_trace() -> None:
+    """All that can be given is accepted, and the random state stays."""
+    before = torch.get_rng_state()
+    SparseTraining(rigl(), **CYCLES, batch_norm="recompute", criteria=("magnitude", "momentum"), keep=True)
+    SparseTraining(rigl(), **STEPS, include_start=True, schedule="fge", explore_at="end", prune_when="end")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Locked(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_model_that_cannot_be_copied_is_refused_before_the_training() -> None:
+    with pytest.raises(st.SparsityError, match=r"could not copy this model.*cannot pickle '_thread.lock'"):
+        trainer(SparseTraining(rigl())).fit(Locked(), batches())
 
 
 def test_trainings_that_cannot_be() -> None:

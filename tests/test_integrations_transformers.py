@@ -304,6 +304,17 @@ def test_a_checkpoint_elsewhere_must_be_named(tmp_path: Path) -> None:
     assert sparse.tickets is not None and sparse.tickets.collected == [18, 24]
 
 
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(tmp_path, bert(), sparse, Watch(sparse, last=5)).train()
+    for other, options, message in (
+        (SparseTraining(st.RigL(0.5, interval=4), **CYCLES), {}, r"\(method.sparsity: 0.8 -> 0.5\)"),
+        (SparseTraining(rigl(), **CYCLES), {"num_train_epochs": 5}, r"\(total_steps: 24 -> 30\)"),
+    ):
+        with pytest.raises(st.SparsityError, match=message):
+            trainer(tmp_path, bert(), other, **options).train(resume_from_checkpoint=True)
+
+
 def test_a_file_that_was_not_written_to_its_end(tmp_path: Path) -> None:
     sparse = SparseTraining(rigl(), **CYCLES)
     trainer(tmp_path, bert(), sparse, Watch(sparse, last=5)).train()

@@ -7,7 +7,6 @@ many steps there are, and what belongs into its checkpoints.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +14,15 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from suptickets.errors import SparsityError, whole
+from suptickets.errors import SparsityError, reason, whole
+from suptickets.integrations.settings import (
+    check_cycles,
+    check_method,
+    check_same,
+    check_steps,
+    described,
+    further,
+)
 from suptickets.layers import Patterns
 from suptickets.methods import Method
 from suptickets.network import SparseNetwork
@@ -54,7 +61,7 @@ class Integration:
         **settings: Any,
     ) -> None:
         """See the class."""
-        self.method, self.cycles = method, whole("cycles", cycles, 0)
+        self.method, self.cycles = check_method(method), whole("cycles", cycles, 0)
         self.choice: dict[str, Any] = {"include": include, "exclude": exclude, "seed": seed}
         self.length, self.settings = (cycle_epochs, cycle_steps), {**settings, "lr": lr}
         self.total_steps = total_steps if total_steps is None else whole("total_steps", total_steps)
@@ -69,9 +76,10 @@ class Integration:
             raise SparsityError("cycles need lr=(low, high), and one of cycle_epochs and cycle_steps")
         if not self.cycles and (given or any(value is not None for value in self.settings.values())):
             raise SparsityError("without cycles there is nothing to set for them: give cycles=3, say")
-        known = list(inspect.signature(SupTickets).parameters)[4:]
-        for name in self.settings.keys() - set(known):
-            raise SparsityError(f"SupTickets has no setting {name!r}: there are {', '.join(known)}")
+        for name in self.settings.keys() - further().keys():
+            raise SparsityError(f"SupTickets has no setting {name!r}: there are {', '.join(further())}")
+        if self.cycles:
+            check_cycles(self.cycles, self.length, self.settings, self.choice["seed"])
 
     # ---- called by the trainers, in this order ----
 
@@ -79,6 +87,13 @@ class Integration:
         """Before weights are loaded, wrapped or given to an optimizer."""
         self.network, self.tickets = sparsify(model, self.method, optimizer, **self.choice), None
         self.planned = self.cycles
+        try:
+            self.network.densify()
+        except Exception as error:
+            why = f"{type(error).__name__}: {reason(error)}"
+            raise SparsityError(
+                f"ticket() could not copy this model, take out what it cannot ({why})"
+            ) from error
 
     def follow(self, optimizer: Optimizer, total_steps: float, epoch_steps: int | None) -> None:
         """When the optimizer is there, and the numbers of steps (`inf`, None: these cannot be known)."""
@@ -86,22 +101,10 @@ class Integration:
         self.network.attach(optimizer)
         self.network.booster = None  # of an attempt with larger batches, which took no step
         total = self.total_steps or total_steps
-        self._check_steps(self.network.method, total)
+        check_steps(self.method, total, self.planned)
         if self.planned:
             steps = self._cycle_steps(epoch_steps)
             self.tickets = SupTickets(self.network, int(total), steps, self.cycles, **self.settings)
-
-    def _check_steps(self, method: Method, total: float) -> None:
-        if self.planned and total == float("inf"):
-            raise SparsityError("cycles come last, and this training has no end: give the trainer max_steps")
-        end, told = f"the training has {total:.0f}", getattr(method, "total_steps", None) or 0
-        if method.ready > total and not self.planned:  # else SupTickets says when the cycles begin
-            raise SparsityError(
-                f"{method.name} reaches its sparsity after {method.ready} steps, and {end}: let it prune "
-                "faster (prune_end, interval)"
-            )
-        if told > total:
-            raise SparsityError(f"{method.name} has total_steps={told}, and {end}: give it that number")
 
     def _cycle_steps(self, epoch_steps: int | None) -> int:
         epochs, steps = self.length
@@ -128,13 +131,18 @@ class Integration:
         if self.network is None:
             return {}
         network = {key: value for key, value in self.network.state_dict().items() if key != "model"}
-        return {"network": network, "tickets": None if self.tickets is None else self.tickets.state_dict()}
+        tickets = None if self.tickets is None else self.tickets.state_dict()
+        return {"network": network, "tickets": tickets, "settings": self._settings()}
+
+    def _settings(self) -> dict[str, str]:
+        return described(self.method, self.tickets, self.settings)
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """From `saved()`, after `follow`, in a model that has been loaded."""
         assert self.network is not None
         if (state.get("tickets") is None) != (self.tickets is None):
             raise SparsityError("the checkpoint is of a training with other cycles: give the same settings")
+        check_same(self._settings(), state["settings"])
         self.network.load_state_dict({**state["network"], "model": self.network.model.state_dict()})
         if self.tickets is not None:
             self.tickets.load_state_dict(state["tickets"])
