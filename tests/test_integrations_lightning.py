@@ -27,7 +27,14 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore:the training took:RuntimeWarning"
 )
 
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    BatchSizeFinder,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from suptickets.integrations.lightning import SparseTraining  # noqa: E402
 
@@ -425,16 +432,90 @@ def test_trainings_that_cannot_be() -> None:
     with pytest.raises(st.SparsityError, match="GradientAccumulationScheduler: give total_steps"):
         accumulate = GradientAccumulationScheduler({4: 2})
         trainer(SparseTraining(rigl(), **CYCLES), accumulate).fit(Classifier(), batches())
-    with pytest.raises(st.SparsityError, match="StochasticWeightAveraging would average"):
-        swa = StochasticWeightAveraging(0.1)
-        trainer(SparseTraining(rigl()), swa).fit(Classifier(), batches())
     with pytest.raises(st.SparsityError, match="give this callback to a trainer"):
         SparseTraining(rigl()).ticket()
     trained = Classifier()
     sparse = SparseTraining(rigl(), **steps)
     trainer(sparse, max_epochs=-1, max_steps=20).fit(trained, endless)
     assert sparse.tickets.collected == [17, 20]
-    refused("the model is sparse already", trained, batches())
+    refused(r"has been trained: build a new one \(ckpt_path", trained, batches())
+
+
+class Adjustable(Classifier):
+    lr = batch_size = 1
+
+    def train_dataloader(self) -> Any:
+        return batches()
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (StochasticWeightAveraging(0.1), "StochasticWeightAveraging would average"),
+        (EMAWeightAveraging(), "WeightAveraging would average"),
+        (LearningRateFinder(), "LearningRateFinder needs .*a Trainer without this callback"),
+        (BatchSizeFinder(), "BatchSizeFinder needs .*a Trainer without this callback"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_callbacks_that_cannot_be(callback: Any, message: str, first: bool) -> None:
+    callbacks = [callback, SparseTraining(rigl())]
+    with pytest.raises(st.SparsityError, match=message):
+        trainer(*callbacks[:: 1 if first else -1]).fit(Adjustable())
+
+
+@pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])
+def test_the_tuner_needs_a_trainer_of_its_own(name: str, tmp_path: Path) -> None:
+    tuned = trainer(SparseTraining(rigl()), default_root_dir=tmp_path)
+    with pytest.raises(st.SparsityError, match="tune with a Trainer without this callback"):
+        getattr(Tuner(tuned), name)(Adjustable())
+
+
+class Late(Classifier):
+    def setup(self, stage: str) -> None:
+        self.head = nn.Linear(4, 4)
+
+
+class Empty(Classifier):
+    def __init__(self) -> None:
+        lightning.LightningModule.__init__(self)
+
+    def configure_model(self) -> None:
+        self.net = network()
+
+
+class NoOptimizer(Classifier):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+class NoLoss(Classifier):
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor | None:  # type: ignore[override]
+        return None if index == 4 else super().training_step(batch, index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Late, "head was built after the model became sparse: build layers in __init__"),
+        (Empty, "no layers yet: build layers in __init__"),
+        (NoOptimizer, "one optimizer is needed, and there are 0"),
+        (NoLoss, "step 5 needs the gradient .*skip no batch there"),
+    ],
+)
+def test_modules_that_cannot_be(kind: type, message: str) -> None:
+    with pytest.raises(st.SparsityError, match=message):
+        trainer(SparseTraining(rigl())).fit(kind(), batches())
+
+
+def test_a_trial_leaves_the_cycles_out() -> None:
+    sparse, method = SparseTraining(rigl(), **CYCLES), st.GMP(0.9)
+    with pytest.warns(RuntimeWarning, match="fast_dev_run is too short for cycles"):
+        trainer(sparse, fast_dev_run=2).fit(Classifier(), batches())
+    assert sparse.network.step == 2 and type(sparse.ticket()) is Classifier
+    trainer(SparseTraining(method), fast_dev_run=True).fit(Classifier(), batches())
+    trainer(sparse).fit(Classifier(), batches())  # and the callback can be used
+    assert len(sparse.tickets.collected) == 2
 
 
 def test_without_lightning_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
