@@ -395,6 +395,21 @@ def test_smaller_batches_after_the_first_did_not_fit(tmp_path: Path) -> None:
     assert sparse.tickets is not None and len(sparse.tickets.collected) == 2
 
 
+class TooLargeLater(TooLarge):
+    steps = 0
+
+    def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
+        self.steps += 1
+        kind = TooLarge if self.steps == 3 else InOrder
+        return kind.training_step(self, model, inputs, *args)
+
+
+def test_batches_that_did_not_fit_after_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(st.SparsityError, match="auto_find_batch_size came too late: set the size"):
+        sparse = SparseTraining(rigl(), **CYCLES)
+        trainer(tmp_path, bert(), sparse, kind=TooLargeLater, auto_find_batch_size=True).train()
+
+
 @pytest.mark.parametrize(
     ("world", "gpus", "unused", "kind", "message"),
     [

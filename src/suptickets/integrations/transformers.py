@@ -46,7 +46,8 @@ class SparseTraining(Integration, TrainerCallback):
         if self.network is None or kwargs["model"] is not self.network.model:
             raise SparsityError("give the callback and the model (no model_init) to Trainer(...) itself")
         if self.network.step:
-            raise SparsityError("this model has been trained: make a new Trainer, callback and model")
+            late = " (auto_find_batch_size came too late: set the size)" if args.auto_find_batch_size else ""
+            raise SparsityError(f"this model has been trained: make a new Trainer, callback and model{late}")
         steps = -(-len(loader) // args.gradient_accumulation_steps) if has_length(loader) else None
         self.follow(optimizer, state.max_steps, steps)
         if state.global_step:
