@@ -349,6 +349,7 @@ def test_trainings_that_cannot_be(tmp_path: Path) -> None:
     trained.train()
     with pytest.raises(st.SparsityError, match="has been trained: make a new Trainer"):
         trained.train()
+    refused("this model has had a trainer: build a new one", trained.model)
     late = trainer(tmp_path, bert())
     late.add_callback(SparseTraining(rigl(), **CYCLES))
     with pytest.raises(st.SparsityError, match=r"to Trainer\(\.\.\.\) itself"):

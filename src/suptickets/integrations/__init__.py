@@ -28,6 +28,7 @@ from suptickets.methods import Method
 from suptickets.network import SparseNetwork
 from suptickets.sparsify import sparsify
 from suptickets.tickets import SupTickets, epochs_to_steps
+from suptickets.weight import SparseWeight
 
 
 class Integration:
@@ -85,6 +86,10 @@ class Integration:
 
     def make_sparse(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Before weights are loaded, wrapped or given to an optimizer."""
+        if any(isinstance(module, SparseWeight) for module in model.modules()):
+            raise SparsityError(
+                "this model has had a trainer: build a new one (a checkpoint can go on in it)"
+            )
         self.network, self.tickets = sparsify(model, self.method, optimizer, **self.choice), None
         self.planned = self.cycles
         try:
@@ -163,9 +168,12 @@ class Integration:
 
 
 def _missed(tickets: SupTickets) -> str:
-    seen = f"the training took {tickets.network.step} steps, and {tickets.total_steps} were planned: "
-    if not tickets.collected:
-        return seen + "there is no ticket, and sparse.network.densify() is the network as it is"
-    count = f"{len(tickets.collected)} of {tickets.cycles + tickets.include_start} tickets"
-    wrong = "if the trainer counts the steps wrong, give total_steps"
-    return seen + f"ticket() is of {count}, the last of step {tickets.collected[-1]}; {wrong}"
+    """What there is of a training that ended elsewhere than planned."""
+    there = "there is no ticket, and sparse.network.densify() is the network as it is"
+    if tickets.collected:
+        count = f"{len(tickets.collected)} of {tickets.cycles + tickets.include_start} tickets"
+        there = f"ticket() is of {count}, the last of step {tickets.collected[-1]}"
+    return (
+        f"the training took {tickets.network.step} steps, and {tickets.total_steps} were planned: {there} "
+        "(if the trainer counts the steps wrong, give total_steps)"
+    )

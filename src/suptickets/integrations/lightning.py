@@ -11,7 +11,6 @@ from torch import nn
 
 from suptickets.errors import SparsityError
 from suptickets.integrations import Integration
-from suptickets.weight import SparseWeight
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -123,8 +122,6 @@ def _refuse(trainer: Trainer, module: LightningModule) -> None:
         raise SparsityError(f"{name} {_REFUSED[name]}")
     if next(module.parameters(), None) is None:
         raise SparsityError(f"the model has no layers yet: {_BUILD}")
-    if any(isinstance(part, SparseWeight) for part in module.modules()):
-        raise SparsityError("this model has been trained: build a new one (ckpt_path=... goes on with it)")
 
 
 def _callbacks(trainer: Trainer) -> set[str]:
