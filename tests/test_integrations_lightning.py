@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,18 @@ import suptickets as st
 torch_compile = torch.compile
 lightning = pytest.importorskip("lightning.pytorch")
 torch.compile = torch_compile  # Lightning has wrapped it, for all tests of this process
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore:the training took:RuntimeWarning"
+)
 
-from lightning.pytorch.callbacks import StochasticWeightAveraging  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    BatchSizeFinder,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from suptickets.integrations.lightning import SparseTraining  # noqa: E402
 
@@ -156,9 +166,80 @@ def test_the_trainer_trains_what_a_plain_loop_does(options: dict[str, Any], plai
     assert isinstance(ticket, Classifier) and same(ticket.net, tickets.ticket())
 
 
+STEPS: dict[str, Any] = {"cycles": 2, "cycle_steps": 2 * BATCHES, "lr": (0.01, 0.05), "seed": 3}
+
+
+class Twice(Manual):
+    def training_step(self, batch: list[Tensor], _: int) -> None:
+        super().training_step(batch, 0)
+        super().training_step(batch, 0)
+
+
 def test_manual_optimization() -> None:
-    sparse, _ = by_trainer(Manual)
+    sparse = SparseTraining(rigl(), total_steps=EPOCHS * BATCHES, **STEPS)
+    trainer(sparse).fit(Manual(), batches())
     assert same(sparse.ticket().net, by_hand().ticket())
+    twice = SparseTraining(rigl(), total_steps=2 * EPOCHS * BATCHES, **STEPS)
+    trainer(twice).fit(Twice(), batches())
+    assert twice.tickets.collected == [84, 96]
+
+
+def test_accumulation_that_changes() -> None:
+    """4 epochs of 6 steps, then 4 of 3."""
+    sparse = SparseTraining(rigl(), total_steps=36, **{**STEPS, "cycle_steps": 6})
+    trainer(sparse, GradientAccumulationScheduler({4: 2})).fit(Classifier(), batches())
+    assert sparse.network.step == 36 and sparse.tickets.collected == [30, 36]
+
+
+class Skips(Classifier):
+    """The last batches of each epoch."""
+
+    def on_train_batch_start(self, batch: Any, index: int) -> int | None:
+        return -1 if index == 5 else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "total", "message"),
+    [
+        (Classifier, 3, None, "took 18 steps, and 48 were planned: there is no ticket.*network.densify"),
+        (
+            Classifier,
+            7,
+            None,
+            r"took 42 steps, and 48 .* 1 of 2 tickets, the last of step 36 .if the trainer",
+        ),
+        (Skips, 8, None, "took 40 steps, and 48 were planned"),
+        (Manual, 8, 40, "took 48 steps, and 40 were planned: .* 2 of 2 tickets, the last of step 40"),
+    ],
+)
+def test_one_warning_if_the_training_ends_elsewhere(kind: Any, last: int, total: Any, message: str) -> None:
+    sparse = SparseTraining(rigl(), total_steps=total, **STEPS)
+    with pytest.warns(RuntimeWarning, match=message):
+        trainer(sparse, Watch(sparse, last)).fit(kind(), batches())
+    if last == 3:
+        with pytest.raises(st.SparsityError, match=message):
+            sparse.ticket()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (st.GMP(0.9), "gmp reaches its sparsity after 44000 steps, and the training has 12: .*prune_end"),
+        (st.GraNet(0.9, prune_end=12, interval=5), "after 15 steps"),
+        (st.RigL(0.9, interval=2, decay="cosine", total_steps=20), "total_steps=20, .* has 12: give it"),
+    ],
+)
+def test_methods_that_would_not_come_to_their_end(method: st.Method, message: str) -> None:
+    with pytest.raises(st.SparsityError, match=message):
+        trainer(SparseTraining(method), max_epochs=2).fit(Classifier(), batches())
+
+
+def test_there_is_no_ticket_before_the_training() -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    with pytest.raises(st.SparsityError, match="do not fit"):
+        trainer(sparse, max_epochs=1).fit(Classifier(), batches())
+    with pytest.raises(st.SparsityError, match="has not begun: train first"):
+        sparse.ticket()
 
 
 def test_counts_rates_and_logs_of_every_epoch() -> None:
@@ -181,6 +262,26 @@ def test_the_ticket_is_a_plain_module() -> None:
     before = ticket.net[0].weight.count_nonzero()
     trainer(max_epochs=1).fit(ticket, batches())  # and it can be trained, without the library
     assert ticket.net[0].weight.count_nonzero() > 2 * before
+
+
+class Predicts(Classifier):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def predict_step(self, batch: list[Tensor], _: int) -> Tensor:
+        return self(batch[0])
+
+
+def test_the_ticket_of_a_compiled_module_computes_with_its_own_weights() -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(sparse).fit(torch.compile(Predicts(), backend="eager"), batches())
+    ticket, plain = sparse.ticket(), Predicts()
+    plain.load_state_dict(ticket.state_dict())
+    assert not {"forward", "training_step", "predict_step"} & vars(ticket).keys()
+    assert ticket._compiler_ctx is None
+    assert same(ticket.net, by_hand().ticket())
+    one, other = (torch.cat(trainer().predict(module, batches())) for module in (ticket, plain))
+    assert torch.equal(one, other)
 
 
 def test_without_cycles_the_ticket_is_the_network() -> None:
@@ -219,16 +320,32 @@ def test_a_checkpoint_holds_the_model_once(tmp_path: Path) -> None:
     assert "model" not in state["network"] and state["network"]["step"] == EPOCHS * BATCHES
 
 
+OTHERS: list[tuple[st.Method, dict[str, Any], str]] = [
+    (rigl(), {**CYCLES, "cycles": 1}, r"other settings \(cycles: 2 -> 1\): give the same"),
+    (rigl(), {"seed": 3}, "a training with other cycles"),
+    (rigl(), {**CYCLES, "lr": [0.01, 0.06]}, r"\(lr: \(0.01, 0.05\) -> \(0.01, 0.06\)\)"),
+    (rigl(), {**CYCLES, "rate": 0.4}, r"\(rate: 0.5 -> 0.4\)"),
+    (rigl(), {**CYCLES, "schedule": lambda t, low, high: low}, r"\(schedule: triangle -> .*lambda"),
+    (st.RigL(0.9, interval=4), CYCLES, r"\(method.interval: 5 -> 4, method.sparsity: 0.8 -> 0.9\)"),
+    (st.SET(0.8, interval=5), CYCLES, r"\(method: rigl -> set, "),
+]
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     sparse = SparseTraining(rigl(), **CYCLES)
     stopped = trainer(sparse, Watch(sparse, last=2))
     stopped.fit(Classifier(), batches())
     stopped.save_checkpoint(tmp_path / "a.ckpt")
-    for other in ({**CYCLES, "cycles": 1}, {"seed": 3}):
-        with pytest.raises(st.SparsityError, match=r"other (SupTickets: cycles: 2 -> 1|cycles)"):
-            trainer(SparseTraining(rigl(), **other)).fit(
-                Classifier(), batches(), ckpt_path=tmp_path / "a.ckpt"
-            )
+    for method, other, message in OTHERS:
+        with pytest.raises(st.SparsityError, match=message) as raised:
+            sparse = SparseTraining(method, **other)
+            trainer(sparse).fit(Classifier(), batches(), ckpt_path=tmp_path / "a.ckpt")
+        assert "\n" not in str(raised.value)
+    with pytest.raises(
+        st.SparsityError, match=r"\(total_steps: 48 -> 54\): .* as many epochs, or begin anew"
+    ):
+        longer = trainer(SparseTraining(rigl(), **CYCLES), max_epochs=9)
+        longer.fit(Classifier(), batches(), ckpt_path=tmp_path / "a.ckpt")
     saved = torch.load(tmp_path / "a.ckpt")
     torch.save({**saved, "callbacks": {}}, tmp_path / "b.ckpt")
     with pytest.raises(st.SparsityError, match="without this callback"):
@@ -259,12 +376,41 @@ class TwoOptimizers(Manual):
         ({"cycle_steps": 2}, "without cycles"),
         ({"rule": "cia"}, "without cycles"),
         ({**CYCLES, "rules": "cia"}, "no setting 'rules': there are lr, rate, rule"),
+        ({**CYCLES, "rule": "xx"}, "unknown rule 'xx'"),
+        ({**CYCLES, "lr": 0.1}, r"lr must be \(low, high\)"),
+        ({**CYCLES, "lr": (0.2, 0.1)}, r"lr must be \(low, high\)"),
+        ({**CYCLES, "cycle_epochs": -1}, "cycle_epochs must be a number above 0, not -1"),
+        ({**CYCLES, "cycle_epochs": "1"}, "cycle_epochs must be a number above 0, not '1'"),
+        ({**STEPS, "cycle_steps": 1}, "cycle_steps must be a whole number, at least 2"),
+        ({**CYCLES, "seed": -1}, "seed must be a whole number"),
+        ({**CYCLES, "total_steps": 0}, "total_steps must be a whole number"),
+        ({"method": "rigl"}, "expected a method such as .* not 'rigl'"),
+        ({"method": st.RigL}, "expected a method such as"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(st.SparsityError, match=message) as raised:
-        SparseTraining(rigl(), **settings)
+        SparseTraining(**{"method": rigl(), **settings})
     assert "\n" not in str(raised.value)
+
+
+def test_settings_are_checked_without_a_trace() -> None:
+    """All that can be given is accepted, and the random state stays."""
+    before = torch.get_rng_state()
+    SparseTraining(rigl(), **CYCLES, batch_norm="recompute", criteria=("magnitude", "momentum"), keep=True)
+    SparseTraining(rigl(), **STEPS, include_start=True, schedule="fge", explore_at="end", prune_when="end")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Locked(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_model_that_cannot_be_copied_is_refused_before_the_training() -> None:
+    with pytest.raises(st.SparsityError, match=r"could not copy this model.*cannot pickle '_thread.lock'"):
+        trainer(SparseTraining(rigl())).fit(Locked(), batches())
 
 
 def test_trainings_that_cannot_be() -> None:
@@ -279,18 +425,97 @@ def test_trainings_that_cannot_be() -> None:
     refused("has no end", Classifier(), endless)
     refused("give cycle_steps", Classifier(), endless, max_steps=20)
     refused("2 cycles of 12 steps do not fit", Classifier(), batches(), max_epochs=3)
+    refused("manual optimization: give total_steps and cycle_steps", Manual(), batches())
+    refused("give cycle_steps", Manual(), batches(), {**CYCLES, "total_steps": 48})
     refused("one optimizer is needed, and there are 2", TwoOptimizers(), batches())
     refused("strategy='ddp', no spawn", Classifier(), batches(), strategy="ddp_fork")
-    with pytest.raises(st.SparsityError, match="StochasticWeightAveraging would average"):
-        swa = StochasticWeightAveraging(0.1)
-        trainer(SparseTraining(rigl()), swa).fit(Classifier(), batches())
+    with pytest.raises(st.SparsityError, match="GradientAccumulationScheduler: give total_steps"):
+        accumulate = GradientAccumulationScheduler({4: 2})
+        trainer(SparseTraining(rigl(), **CYCLES), accumulate).fit(Classifier(), batches())
     with pytest.raises(st.SparsityError, match="give this callback to a trainer"):
         SparseTraining(rigl()).ticket()
     trained = Classifier()
     sparse = SparseTraining(rigl(), **steps)
     trainer(sparse, max_epochs=-1, max_steps=20).fit(trained, endless)
     assert sparse.tickets.collected == [17, 20]
-    refused("the model is sparse already", trained, batches())
+    refused("this model has had a trainer: build a new one", trained, batches())
+
+
+class Adjustable(Classifier):
+    lr = batch_size = 1
+
+    def train_dataloader(self) -> Any:
+        return batches()
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (StochasticWeightAveraging(0.1), "StochasticWeightAveraging would average"),
+        (EMAWeightAveraging(), "WeightAveraging would average"),
+        (LearningRateFinder(), "LearningRateFinder needs .*a Trainer without this callback"),
+        (BatchSizeFinder(), "BatchSizeFinder needs .*a Trainer without this callback"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_callbacks_that_cannot_be(callback: Any, message: str, first: bool) -> None:
+    callbacks = [callback, SparseTraining(rigl())]
+    with pytest.raises(st.SparsityError, match=message):
+        trainer(*callbacks[:: 1 if first else -1]).fit(Adjustable())
+
+
+@pytest.mark.parametrize("name", ["lr_find", "scale_batch_size"])
+def test_the_tuner_needs_a_trainer_of_its_own(name: str, tmp_path: Path) -> None:
+    tuned = trainer(SparseTraining(rigl()), default_root_dir=tmp_path)
+    with pytest.raises(st.SparsityError, match="tune with a Trainer without this callback"):
+        getattr(Tuner(tuned), name)(Adjustable())
+
+
+class Late(Classifier):
+    def setup(self, stage: str) -> None:
+        self.head = nn.Linear(4, 4)
+
+
+class Empty(Classifier):
+    def __init__(self) -> None:
+        lightning.LightningModule.__init__(self)
+
+    def configure_model(self) -> None:
+        self.net = network()
+
+
+class NoOptimizer(Classifier):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+class NoLoss(Classifier):
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor | None:  # type: ignore[override]
+        return None if index == 4 else super().training_step(batch, index)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Late, "head was built after the model became sparse: build layers in __init__"),
+        (Empty, "no layers yet: build layers in __init__"),
+        (NoOptimizer, "one optimizer is needed, and there are 0"),
+        (NoLoss, "step 5 needs the gradient .*skip no batch there"),
+    ],
+)
+def test_modules_that_cannot_be(kind: type, message: str) -> None:
+    with pytest.raises(st.SparsityError, match=message):
+        trainer(SparseTraining(rigl())).fit(kind(), batches())
+
+
+def test_a_trial_leaves_the_cycles_out() -> None:
+    sparse, method = SparseTraining(rigl(), **CYCLES), st.GMP(0.9)
+    with pytest.warns(RuntimeWarning, match="fast_dev_run is too short for cycles"):
+        trainer(sparse, fast_dev_run=2).fit(Classifier(), batches())
+    assert sparse.network.step == 2 and type(sparse.ticket()) is Classifier
+    trainer(SparseTraining(method), fast_dev_run=True).fit(Classifier(), batches())
+    trainer(sparse).fit(Classifier(), batches())  # and the callback can be used
+    assert len(sparse.tickets.collected) == 2
 
 
 def test_without_lightning_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

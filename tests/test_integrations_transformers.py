@@ -21,6 +21,7 @@ import suptickets as st
 
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("ignore:the training took:RuntimeWarning")
 
 from suptickets.integrations.transformers import SparseTraining  # noqa: E402
 
@@ -252,6 +253,16 @@ def test_the_ticket_is_a_plain_model_that_from_pretrained_reads(kind: str, tmp_p
         assert again.cls.predictions.decoder.weight is again.bert.embeddings.word_embeddings.weight
 
 
+def test_the_ticket_of_a_training_in_bf16_computes_as_a_plain_model(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(tmp_path, bert(), sparse, bf16=True).train()
+    ticket, plain = sparse.ticket().eval(), bert().eval()
+    plain.load_state_dict(ticket.state_dict())
+    assert not {"forward", "_original_forward"} & vars(ticket).keys()
+    tokens = torch.stack([one["input_ids"] for one in samples()])
+    assert torch.equal(ticket(tokens).logits, plain(tokens).logits)
+
+
 # ---- checkpoints ----
 
 
@@ -276,19 +287,47 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(kind: str, step: int, tmp_pat
 
 def test_a_checkpoint_elsewhere_must_be_named(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    for folder, rate in ((here, 1e-2), (there, 2e-2)):
-        sparse = SparseTraining(rigl(), **CYCLES)
-        trainer(folder, bert(), sparse, Watch(sparse, last=15), learning_rate=rate).train()
     checkpoint = there / "checkpoint-15"
-    with pytest.raises(st.SparsityError, match="is not of the checkpoint that was loaded.*resume_from"):
-        trainer(here, bert(), SparseTraining(rigl(), **CYCLES)).train(resume_from_checkpoint=str(checkpoint))
+    for method in (st.Dense, rigl):
+        for folder, rate in ((here, 1e-2), (there, 2e-2)):
+            sparse = SparseTraining(method(), **CYCLES)
+            trainer(folder, bert(), sparse, Watch(sparse, last=15), learning_rate=rate).train()
+        with pytest.raises(st.SparsityError, match="is not of the checkpoint that was loaded.*resume_from"):
+            other = trainer(here, bert(), SparseTraining(method(), **CYCLES))
+            other.train(resume_from_checkpoint=str(checkpoint))
     shutil.rmtree(here)
-    with pytest.raises(st.SparsityError, match=r"no suptickets\.pt, or it is not .*checkpoint-15"):
+    with pytest.raises(st.SparsityError, match=r"no suptickets\.pt .*, or is not .*checkpoint-15"):
         trainer(here, bert(), SparseTraining(rigl(), **CYCLES)).train(resume_from_checkpoint=str(checkpoint))
     sparse = SparseTraining(rigl(), **CYCLES)
     resumed = trainer(here, bert(), sparse, resume_from_checkpoint=str(checkpoint))
     resumed.train(resume_from_checkpoint=resumed.args.resume_from_checkpoint)
     assert sparse.tickets is not None and sparse.tickets.collected == [18, 24]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(tmp_path, bert(), sparse, Watch(sparse, last=5)).train()
+    for other, options, message in (
+        (SparseTraining(st.RigL(0.5, interval=4), **CYCLES), {}, r"\(method.sparsity: 0.8 -> 0.5\)"),
+        (SparseTraining(rigl(), **CYCLES), {"num_train_epochs": 5}, r"\(total_steps: 24 -> 30\)"),
+    ):
+        with pytest.raises(st.SparsityError, match=message):
+            trainer(tmp_path, bert(), other, **options).train(resume_from_checkpoint=True)
+
+
+def test_a_file_that_was_not_written_to_its_end(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(tmp_path, bert(), sparse, Watch(sparse, last=5)).train()
+    files = tmp_path / "checkpoint-5"
+    assert not list(files.glob("*.part"))
+    for size in (100, 0):
+        with (files / "suptickets.pt").open("r+b") as file:
+            file.truncate(size)
+        with pytest.raises(
+            st.SparsityError, match=r"is damaged \(.*\): take an earlier checkpoint"
+        ) as raised:
+            trainer(tmp_path, bert(), SparseTraining(rigl(), **CYCLES)).train(resume_from_checkpoint=True)
+        assert "\n" not in str(raised.value)
 
 
 # ---- refusals, in one line; batches that are too large ----
@@ -303,11 +342,14 @@ def test_trainings_that_cannot_be(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
     refused("2 cycles of 6 steps do not fit", num_train_epochs=1)
+    if hasattr(transformers.TrainingArguments, "enable_jit_checkpoint"):
+        refused("enable_jit_checkpoint saves without telling", enable_jit_checkpoint=True)
     refused("no model_init", model_init=lambda: bert())
     trained = trainer(tmp_path, bert(), SparseTraining(rigl(), **CYCLES))
     trained.train()
     with pytest.raises(st.SparsityError, match="has been trained: make a new Trainer"):
         trained.train()
+    refused("this model has had a trainer: build a new one", trained.model)
     late = trainer(tmp_path, bert())
     late.add_callback(SparseTraining(rigl(), **CYCLES))
     with pytest.raises(st.SparsityError, match=r"to Trainer\(\.\.\.\) itself"):
@@ -317,6 +359,19 @@ def test_trainings_that_cannot_be(tmp_path: Path) -> None:
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         return iter(samples())
+
+
+def test_trainings_that_end_early_or_have_not_begun(tmp_path: Path) -> None:
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trained = trainer(tmp_path, bert(), sparse, Watch(sparse, last=5))
+    with pytest.raises(st.SparsityError, match="has not begun: train first"):
+        sparse.ticket()
+    with pytest.warns(RuntimeWarning, match="took 5 steps, and 24 were planned: there is no ticket"):
+        trained.train()
+    with pytest.raises(st.SparsityError, match=r"sparse\.network\.densify\(\) is the network as it is"):
+        sparse.ticket()
+    with pytest.raises(st.SparsityError, match="gmp reaches its sparsity after 44000 steps"):
+        trainer(tmp_path, bert(), SparseTraining(st.GMP(0.9))).train()
 
 
 def test_data_without_a_length_has_cycles_of_steps(tmp_path: Path) -> None:
@@ -339,6 +394,21 @@ def test_smaller_batches_after_the_first_did_not_fit(tmp_path: Path) -> None:
     sparse = SparseTraining(rigl(), **CYCLES)
     trainer(tmp_path, bert(), sparse, kind=TooLarge, auto_find_batch_size=True).train()
     assert sparse.tickets is not None and len(sparse.tickets.collected) == 2
+
+
+class TooLargeLater(TooLarge):
+    steps = 0
+
+    def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
+        self.steps += 1
+        kind = TooLarge if self.steps == 3 else InOrder
+        return kind.training_step(self, model, inputs, *args)
+
+
+def test_batches_that_did_not_fit_after_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(st.SparsityError, match="auto_find_batch_size came too late: set the size"):
+        sparse = SparseTraining(rigl(), **CYCLES)
+        trainer(tmp_path, bert(), sparse, kind=TooLargeLater, auto_find_batch_size=True).train()
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -905,6 +907,62 @@ def test_densify_of_a_model_that_keeps_activations() -> None:
     model(x).sum().backward()
     plain = network.densify()
     assert type(plain) is Remembers and torch.equal(plain(x), model(x))
+
+
+class Wrapped(nn.Module):
+    """Its methods are wrapped, as compilers and trainers do; some of its attributes are functions."""
+
+    def __init__(self, wrap: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.linear, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.act, self.scale = lambda x: x.tanh() * 2, functools.partial(torch.mul, other=3)
+        self.last = self.output  # a bound method, under another name
+        self.hidden = wrap(self.features)
+        self.forward = wrap(self.forward)  # type: ignore[method-assign]
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.act(self.linear(x))
+
+    def output(self, x: Tensor) -> Tensor:
+        return self.scale(self.head(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.hidden(x))
+
+
+def timed(function: Any) -> Any:
+    return functools.wraps(function)(lambda *args: function(*args))
+
+
+def bound(function: Any) -> Any:
+    """As accelerate does it: the function of the class, wrapped and bound again."""
+    return MethodType(torch.autocast("cpu", torch.bfloat16)(function.__func__), function.__self__)
+
+
+WRAPPERS = [timed, functools.lru_cache, functools.partial(torch.compile, backend="eager"), bound]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["wraps", "cache", "compile", "bound"])
+def test_densify_takes_wrappers_off_that_call_the_original(wrap: Callable[[Any], Any]) -> None:
+    model = Wrapped(wrap)
+    network = st.sparsify(model, st.Static(0.5), torch.optim.SGD(model.parameters(), lr=0.1))
+    plain, x = network.densify(), torch.randn(3, 6)
+    wanted = Wrapped(lambda method: method)
+    wanted.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        model.linear.bias.zero_()
+        plain.head.bias.add_(1), wanted.head.bias.add_(1)
+    if wrap is not bound:  # of another name than the class's: a user's own, and bound to the copy
+        assert torch.equal(plain.hidden(x), wanted.hidden(x))
+        assert torch.equal(plain(x), wanted(x)) and plain(x).dtype == torch.float32
+    assert "forward" not in vars(plain) and plain.last.__self__ is plain and plain.act is model.act
+
+
+def test_densify_keeps_the_methods_that_a_user_has_put_into_an_instance() -> None:
+    model = Remembers()
+    model.forward = MethodType(lambda self, x: self.linear(x) + 1, model)  # type: ignore[method-assign]
+    plain, x = st.sparsify(model, st.Static(0.5)).densify(), torch.randn(3, 6)
+    assert torch.equal(plain(x), plain.linear(x) + 1)
 
 
 def test_a_network_that_lets_go_collects_no_gradient() -> None:

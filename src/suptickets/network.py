@@ -216,7 +216,7 @@ class SparseNetwork:
                 return self._skip("no gradient reached the sparse weights")
             raise SparsityError(
                 f"step {self.step} needs the gradient of all positions and there is none: call backward() "
-                "before the optimizer's step (to explore yourself, first network.request_gradient())"
+                "before it, skip no batch there (to explore yourself, first network.request_gradient())"
             )
         if all(weight.slot is not None for weight in self.changing.values()):
             return True  # the step is done, and what is not finite is in the weights: the loss will show it

@@ -264,7 +264,7 @@ class SupTickets:
     def _seen(self) -> str:
         """How far the network is, and what may keep it from being farther."""
         step = self.network.step
-        usual = "total_steps counts steps of the optimizer, not batches; GradScaler may skip some"
+        usual = "did it end early? total_steps counts steps, not batches, and GradScaler may skip some"
         other = "is the one that trains it attached (network.attach)?"
         return f"the network has seen {step} steps of its optimizer: {usual if step else other}"
 

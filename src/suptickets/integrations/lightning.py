@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterable
 from typing import Any
+
+from torch import nn
 
 from suptickets.errors import SparsityError
 from suptickets.integrations import Integration
@@ -13,7 +17,17 @@ try:
 except ImportError as error:
     raise ImportError("Lightning is needed: pip install 'suptickets[lightning]'") from error
 
+_BUILD = "build layers in __init__, not in setup() or configure_model()"
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
+_AVERAGES = "would average values of different connections: omit it"
+_TUNES = "needs a model that is not sparse: tune with a Trainer without this callback"
+_REFUSED = {
+    "StochasticWeightAveraging": _AVERAGES,
+    "WeightAveraging": _AVERAGES,
+    "LearningRateFinder": _TUNES,
+    "BatchSizeFinder": _TUNES,
+}
 
 
 class SparseTraining(Integration, Callback):
@@ -24,23 +38,51 @@ class SparseTraining(Integration, Callback):
     """
 
     _state: dict[str, Any] | None = None
+    _built: set[nn.Module]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The model becomes sparse before the checkpoint is loaded and the strategy sets up the optimizer."""
         if stage == "fit":
-            _refuse(trainer)
+            _refuse(trainer, pl_module)
             self._state = None
             self.make_sparse(pl_module)
+            self._built = set(pl_module.modules())
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The optimizer is there; its own state is loaded after this."""
-        if len(trainer.optimizers) != 1:
-            raise SparsityError(f"one optimizer is needed, and there are {len(trainer.optimizers)}")
-        total = trainer.estimated_stepping_batches if self.cycles else 0
-        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
-        self.follow(trainer.optimizers[0], total, None if math.isinf(batches) else math.ceil(batches))
+        self._check_built(trainer, pl_module)
+        if _tried(trainer) and self.cycles:
+            self.planned = 0
+            warnings.warn(
+                "fast_dev_run is too short for cycles: they are left out", RuntimeWarning, stacklevel=2
+            )
+        self.follow(trainer.optimizers[0], *self._steps(trainer, pl_module))
         if self._state is not None:
             self.go_on(self._state)
+
+    def _check_built(self, trainer: Trainer, module: LightningModule) -> None:
+        """Refuse layers that were built too late to become sparse, and any but one optimizer."""
+        new = [name for name, m in module.named_modules() if m not in self._built and isinstance(m, _LAYERS)]
+        if new:
+            raise SparsityError(f"{new[0]} was built after the model became sparse: {_BUILD}")
+        optimizers = [one for one in trainer.optimizers if type(one).__name__ != "_MockOptimizer"]
+        if len(optimizers) != 1:
+            raise SparsityError(f"one optimizer is needed, and there are {len(optimizers)}")
+
+    def _steps(self, trainer: Trainer, module: LightningModule) -> tuple[float, int | None]:
+        """Of the training and of an epoch, as far as they can be known."""
+        uncounted = None if module.automatic_optimization else "manual optimization"
+        if "GradientAccumulationScheduler" in _callbacks(trainer):
+            uncounted = "GradientAccumulationScheduler"
+        if uncounted is not None or _tried(trainer):
+            if self.planned and self.total_steps is None:
+                raise SparsityError(
+                    f"{uncounted}: give total_steps and cycle_steps, in steps of the optimizer"
+                )
+            return math.inf, None
+        total = trainer.estimated_stepping_batches
+        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
+        return total if total > 0 else math.inf, None if math.isinf(batches) else math.ceil(batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is loaded."""
@@ -51,6 +93,16 @@ class SparseTraining(Integration, Callback):
         """Log `sparsity` and, in a cycle, `cycle_lr`."""
         pl_module.log_dict(self.metrics())
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say if it ended early or late."""
+        self.ended()
+
+    def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """See `Integration`; of a compiled module too, and itself not compiled."""
+        plain = super().ticket(loader)
+        vars(plain)["_compiler_ctx"] = None
+        return plain
+
     def state_dict(self) -> dict[str, Any]:
         """What the trainer saves with its checkpoints."""
         return self.saved()
@@ -60,14 +112,22 @@ class SparseTraining(Integration, Callback):
         self._state = state_dict
 
 
-def _refuse(trainer: Trainer) -> None:
+def _refuse(trainer: Trainer, module: LightningModule) -> None:
     strategy = trainer.strategy
     if not _STRATEGIES & {cls.__name__ for cls in type(strategy).__mro__}:
         raise SparsityError(f"{type(strategy).__name__} is not supported: use one device, or strategy='ddp'")
     if getattr(strategy, "_start_method", "popen") != "popen":
         raise SparsityError("tickets would be lost with their process: use strategy='ddp', no spawn or fork")
-    callbacks = {type(callback).__name__ for callback in getattr(trainer, "callbacks", ())}
-    if "StochasticWeightAveraging" in callbacks:
-        raise SparsityError(
-            "StochasticWeightAveraging would average values of different connections: omit it"
-        )
+    for name in sorted(_REFUSED.keys() & _callbacks(trainer)):
+        raise SparsityError(f"{name} {_REFUSED[name]}")
+    if next(module.parameters(), None) is None:
+        raise SparsityError(f"the model has no layers yet: {_BUILD}")
+
+
+def _callbacks(trainer: Trainer) -> set[str]:
+    """The names of their classes and of these classes' bases."""
+    return {cls.__name__ for callback in getattr(trainer, "callbacks", ()) for cls in type(callback).__mro__}
+
+
+def _tried(trainer: Trainer) -> bool:
+    return bool(getattr(trainer, "fast_dev_run", False))

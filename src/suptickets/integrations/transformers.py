@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import nn
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, reason
 from suptickets.integrations import Integration
-from suptickets.network import SparseNetwork
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -44,7 +46,8 @@ class SparseTraining(Integration, TrainerCallback):
         if self.network is None or kwargs["model"] is not self.network.model:
             raise SparsityError("give the callback and the model (no model_init) to Trainer(...) itself")
         if self.network.step:
-            raise SparsityError("this model has been trained: make a new Trainer, callback and model")
+            late = " (auto_find_batch_size came too late: set the size)" if args.auto_find_batch_size else ""
+            raise SparsityError(f"this model has been trained: make a new Trainer, callback and model{late}")
         steps = -(-len(loader) // args.gradient_accumulation_steps) if has_length(loader) else None
         self.follow(optimizer, state.max_steps, steps)
         if state.global_step:
@@ -55,11 +58,15 @@ class SparseTraining(Integration, TrainerCallback):
         assert self.network is not None
         folders = [Path(args.resume_from_checkpoint or ""), _checkpoint(args, state)]
         name = "if it lies elsewhere, name it in TrainingArguments(resume_from_checkpoint=...) too"
+        earlier = "take an earlier checkpoint"
         path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
         if path is None:
-            raise SparsityError(f"the checkpoint has no {FILE}, or it is not {folders[-1]}: {name}")
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        if saved.pop("digest") != _digest(self.network):
+            raise SparsityError(f"the checkpoint has no {FILE} ({earlier}), or is not {folders[-1]}: {name}")
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
+            raise SparsityError(f"{path} is damaged ({reason(error)}): {earlier}") from error
+        if saved.pop("digest") != _digest(self.network.model):
             raise SparsityError(f"{path} is not of the checkpoint that was loaded: {name}")
         self.go_on(saved)
 
@@ -68,7 +75,9 @@ class SparseTraining(Integration, TrainerCallback):
     ) -> None:
         """Put a file into the checkpoint."""
         if args.should_save and self.network is not None:
-            torch.save({**self.saved(), "digest": _digest(self.network)}, _checkpoint(args, state) / FILE)
+            path = _checkpoint(args, state) / FILE
+            torch.save({**self.saved(), "digest": _digest(self.network.model)}, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -77,6 +86,18 @@ class SparseTraining(Integration, TrainerCallback):
         for logs in (kwargs["logs"], state.log_history[-1]):
             if "loss" in logs:
                 logs.update(self.metrics())
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Say if it ended early or late."""
+        self.ended()
+
+    def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """See `Integration`; without the autocast of the training."""
+        plain = super().ticket(loader)
+        vars(plain).pop("_original_forward", None)
+        return plain
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
@@ -88,16 +109,19 @@ def _unwrapped(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def _digest(network: SparseNetwork) -> str:
+def _digest(model: nn.Module) -> str:
     """Tells which model a file belongs to."""
     digest = hashlib.sha256()
-    for weight in network.weights.values():
-        for tensor in (weight.rows(), weight.values):
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for tensor in model.state_dict().values():
+        if isinstance(tensor, torch.Tensor):
+            data = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8)
+            digest.update(data.numpy().tobytes())
     return digest.hexdigest()
 
 
 def _refuse(args: TrainingArguments) -> None:
+    if getattr(args, "enable_jit_checkpoint", False):
+        raise SparsityError("enable_jit_checkpoint saves without telling callbacks: save every some steps")
     kind = getattr(args.distributed_state, "distributed_type", "unknown")
     if kind != "NO" and not str(kind).removeprefix("DistributedType.").startswith("MULTI_"):
         raise SparsityError(f"{kind} is not supported: use one device, or DistributedDataParallel (torchrun)")
