@@ -312,6 +312,7 @@ def test_throughput_is_that_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> No
 def test_rows(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.IMAGES, "cpu", BATCH + 80)
     monkeypatch.setattr(rivals, "WORKERS", 0)
+    monkeypatch.setattr(together, "RUNS", 2)
     result = bench(name, model="mlp" if name == "loop" else "lenet5", device="cpu", rounds=1)
     assert json.loads(json.dumps(result)) == result
     assert result["name"] == name and len(result["rows"]) > 1

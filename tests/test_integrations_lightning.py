@@ -546,6 +546,7 @@ def worker(folder: Path) -> None:
     torch.save({"ticket": sparse.ticket().state_dict(), **sparse.tickets.summary()}, folder / f"{rank}.pt")
 
 
+@pytest.mark.slow  # the other trainer's is not
 def test_two_processes_hold_the_same_ticket(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(

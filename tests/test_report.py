@@ -45,6 +45,12 @@ class Reader(HTMLParser):
         return sum(t == tag and attributes.items() <= a.items() for t, a in self.elements)
 
 
+@pytest.fixture(autouse=True)
+def _anyhow(monkeypatch) -> None:
+    """Where things lie in a plot takes most of the time, and is seen in `test_report_plots.py`."""
+    monkeypatch.setattr("suptickets.report.chart.ConstrainedLayoutEngine.execute", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     """RigL with and without Sup-tickets, two seeds each, and a dense one."""
