@@ -178,3 +178,9 @@ def top(scores, count, among=None) -> list[int]:
     """Indices of the `count` largest scores, by a plain sort."""
     among = range(len(scores)) if among is None else among
     return sorted(sorted(among, key=lambda i: -float(scores[i]))[:count])
+
+
+def same_state(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models have the same names and values, to the bit."""
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

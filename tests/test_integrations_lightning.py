@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import same_state
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -141,11 +142,6 @@ def by_hand(accumulate: int = 1, clip: float = 0.0, bf16: bool = False) -> st.Su
     return tickets
 
 
-def same(one: nn.Module, other: nn.Module) -> bool:
-    a, b = one.state_dict(), other.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
 # ---- the same training ----
 
 
@@ -163,7 +159,7 @@ def test_the_trainer_trains_what_a_plain_loop_does(options: dict[str, Any], plai
     assert sparse.tickets is not None and sparse.tickets.summary() == tickets.summary()
     assert len(tickets.collected) == 2 and tickets.collected[-1] == tickets.total_steps
     ticket = sparse.ticket()
-    assert isinstance(ticket, Classifier) and same(ticket.net, tickets.ticket())
+    assert isinstance(ticket, Classifier) and same_state(ticket.net, tickets.ticket())
 
 
 STEPS: dict[str, Any] = {"cycles": 2, "cycle_steps": 2 * BATCHES, "lr": (0.01, 0.05), "seed": 3}
@@ -178,7 +174,7 @@ class Twice(Manual):
 def test_manual_optimization() -> None:
     sparse = SparseTraining(rigl(), total_steps=EPOCHS * BATCHES, **STEPS)
     trainer(sparse).fit(Manual(), batches())
-    assert same(sparse.ticket().net, by_hand().ticket())
+    assert same_state(sparse.ticket().net, by_hand().ticket())
     twice = SparseTraining(rigl(), total_steps=2 * EPOCHS * BATCHES, **STEPS)
     trainer(twice).fit(Twice(), batches())
     assert twice.tickets.collected == [84, 96]
@@ -279,7 +275,7 @@ def test_the_ticket_of_a_compiled_module_computes_with_its_own_weights() -> None
     plain.load_state_dict(ticket.state_dict())
     assert not {"forward", "training_step", "predict_step"} & vars(ticket).keys()
     assert ticket._compiler_ctx is None
-    assert same(ticket.net, by_hand().ticket())
+    assert same_state(ticket.net, by_hand().ticket())
     one, other = (torch.cat(trainer().predict(module, batches())) for module in (ticket, plain))
     assert torch.equal(one, other)
 
@@ -309,9 +305,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(method: Any, epochs: int, tmp
     nn.init.zeros_(modules[2].net[0].bias)  # everything comes from the checkpoint
     trainer(second).fit(modules[2], batches(), ckpt_path=tmp_path / "a.ckpt")
     assert first.network.step == epochs * BATCHES and second.network.step == EPOCHS * BATCHES
-    assert same(modules[2], modules[0]) and same(second.ticket(), whole.ticket())
+    assert same_state(modules[2], modules[0]) and same_state(second.ticket(), whole.ticket())
     assert second.tickets.summary() == whole.tickets.summary()
-    assert all(map(same, second.tickets.tickets, whole.tickets.tickets))
+    assert all(map(same_state, second.tickets.tickets, whole.tickets.tickets))
 
 
 def test_a_checkpoint_holds_the_model_once(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import same_state
 from torch import nn
 
 import suptickets as st
@@ -149,11 +150,6 @@ def by_hand(
     return tickets
 
 
-def same(one: nn.Module, other: nn.Module) -> bool:
-    a, b = one.state_dict(), other.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
 # ---- the same training ----
 
 
@@ -173,13 +169,13 @@ def test_the_trainer_trains_what_a_plain_loop_does(options: Any, plain: Any, tmp
     tickets = by_hand(bert(), samples(), **plain)
     assert sparse.tickets is not None and sparse.tickets.summary() == tickets.summary()
     assert len(tickets.collected) == 2 and tickets.collected[-1] == tickets.total_steps
-    assert same(sparse.ticket(), tickets.ticket())
+    assert same_state(sparse.ticket(), tickets.ticket())
 
 
 def test_an_optimizer_that_is_given(tmp_path: Path) -> None:
     model, sparse = bert(), SparseTraining(rigl(), **CYCLES)
     trainer(tmp_path, model, sparse, optimizers=(decayed(model), None)).train()
-    assert same(sparse.ticket(), by_hand(bert(), samples()).ticket())
+    assert same_state(sparse.ticket(), by_hand(bert(), samples()).ticket())
 
 
 def test_counts_and_logs(tmp_path: Path) -> None:
@@ -230,7 +226,7 @@ def test_accelerate_needs_no_callback(tmp_path: Path) -> None:
     """Sparsify, then prepare; checkpoints too."""
     whole, plain = by_accelerate(tmp_path, 0, 24).ticket(), by_hand(bert(), samples()).ticket()
     by_accelerate(tmp_path, 0, 20)
-    assert same(whole, plain) and same(by_accelerate(tmp_path, 20, 24).ticket(), plain)
+    assert same_state(whole, plain) and same_state(by_accelerate(tmp_path, 20, 24).ticket(), plain)
 
 
 # ---- the ticket ----
@@ -248,7 +244,7 @@ def test_the_ticket_is_a_plain_model_that_from_pretrained_reads(kind: str, tmp_p
     assert sum(int((weight == 0).sum()) for weight in layers) == round(0.8 * sparse.network.parameters_total)
     ticket.save_pretrained(tmp_path / "ticket")
     again = type(ticket).from_pretrained(tmp_path / "ticket")
-    assert same(again, ticket)
+    assert same_state(again, ticket)
     if "Masked" in kind:
         assert again.cls.predictions.decoder.weight is again.bert.embeddings.word_embeddings.weight
 
@@ -280,9 +276,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(kind: str, step: int, tmp_pat
     nn.init.zeros_(models[2].bert.embeddings.position_embeddings.weight)  # all comes from the checkpoint
     trainer(tmp_path, models[2], second, **options).train(resume_from_checkpoint=True)
     assert first.network.step == step and second.network.step == EPOCHS * BATCHES
-    assert same(models[2], models[0]) and same(second.ticket(), whole.ticket())
+    assert same_state(models[2], models[0]) and same_state(second.ticket(), whole.ticket())
     assert second.tickets.summary() == whole.tickets.summary()
-    assert all(map(same, second.tickets.tickets, whole.tickets.tickets))
+    assert all(map(same_state, second.tickets.tickets, whole.tickets.tickets))
 
 
 def test_a_checkpoint_elsewhere_must_be_named(tmp_path: Path) -> None:
@@ -449,7 +445,7 @@ def test_the_example_of_the_documents(tmp_path: Path, monkeypatch: pytest.Monkey
     names: dict[str, Any] = {}
     exec(code, names)
     ticket = type(names["trainer"].model).from_pretrained("ticket")
-    assert same(ticket, names["sparse"].ticket()) and len(names["sparse"].tickets.collected) == 3
+    assert same_state(ticket, names["sparse"].ticket()) and len(names["sparse"].tickets.collected) == 3
 
 
 # ---- two processes ----
