@@ -11,6 +11,7 @@ from torch import nn
 
 from suptickets.errors import SparsityError
 from suptickets.integrations import Integration
+from suptickets.layers import ELIGIBLE
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,7 +19,6 @@ except ImportError as error:
     raise ImportError("Lightning is needed: pip install 'suptickets[lightning]'") from error
 
 _BUILD = "build layers in __init__, not in setup() or configure_model()"
-_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 _AVERAGES = "would average values of different connections: omit it"
 _TUNES = "needs a model that is not sparse: tune with a Trainer without this callback"
@@ -62,7 +62,7 @@ class SparseTraining(Integration, Callback):
 
     def _check_built(self, trainer: Trainer, module: LightningModule) -> None:
         """Refuse layers that were built too late to become sparse, and any but one optimizer."""
-        new = [name for name, m in module.named_modules() if m not in self._built and isinstance(m, _LAYERS)]
+        new = [name for name, m in module.named_modules() if m not in self._built and isinstance(m, ELIGIBLE)]
         if new:
             raise SparsityError(f"{new[0]} was built after the model became sparse: {_BUILD}")
         optimizers = [one for one in trainer.optimizers if type(one).__name__ != "_MockOptimizer"]
