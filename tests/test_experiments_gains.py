@@ -83,7 +83,8 @@ def test_the_page_in_every_format() -> None:
     records = [*both(1, 0.70, 0.73), *both(2, 0.70, 0.71), *both(1, 0.60, 0.58, method="set")]
     page = gains_page(records, Mode(), ["A note."])
     text = markdown(page)
-    assert "| Accuracy (%) | 3 | 2 | 2 | 1 | +0.67" in text.replace("\\", "")
+    assert "| Accuracy (%) | all | 3 | 2 | 2 | 1 | +0.67" in text.replace("\\", "")
+    assert "| Accuracy (%) | rigl | 2 | 2 | 1 | 1 | +2.00" in text.replace("\\", "")
     assert "A note." in text and len(page.plots()) == 3
     assert html(page).count("<svg") >= 3
 
@@ -104,6 +105,20 @@ def test_plots_say_what_is_better_and_leave_room() -> None:
     }
 
 
+def test_each_network_has_its_own_mean_tests_and_plots() -> None:
+    """One that hardly learns would decide the mean of all."""
+    few = both(1, 0.27, 0.58, model="resnet50", method="snip")
+    page = gains_page([*few, *both(1, 0.70, 0.71), *both(2, 0.70, 0.72)], Mode())
+    tests = {table.name: [cell.text for cell in table.rows[0]] for table in page.tables()}
+    assert tests["tests-vgg16"][2:7] == ["2", "2", "1", "1", "+1.50 ± 0.71"]
+    assert tests["tests-resnet50"][2:7] == ["1", "1", "1", "1", "+31.00"]
+    said = {number.label: (number.text, number.note) for number in page.numbers}
+    assert said["Pairs"] == ("3", "of 2 cells") and said["Better Accuracy"][0] == "3 of 3"
+    assert said["Accuracy of vgg16"][0].startswith("+1.50") and "p = 0.5" in said["Accuracy of vgg16"][1]
+    assert said["Accuracy of resnet50"] == ("+31.00\N{NO-BREAK SPACE}points", "in one pair")
+    assert [plot.name for plot in page.plots()][::3] == ["gain-accuracy-vgg16", "gain-accuracy-resnet50"]
+
+
 def test_without_a_pair_the_page_is_empty() -> None:
     assert not gains_page([record("none", 1, 0.7)], Mode()).sections
 
@@ -117,7 +132,7 @@ def test_the_network_before_the_cycles_is_a_rival_too() -> None:
     assert [pair.difference("accuracy") for pair in over_start(found)] == pytest.approx([0.02, -0.01])
     assert [pair.difference("accuracy") for pair in found] == pytest.approx([0.04, 0.01])
     tests = {table.name: table for table in gains_page(records, Mode()).tables()}
-    assert [row[2].text for row in tests["start"].rows] == ["1", "1", "1"]
-    assert [row[2].text for row in tests["tests"].rows] == ["2", "2", "2"]
+    assert [row[3].text for row in tests["start-vgg16"].rows] == ["1", "1", "1"]
+    assert [row[3].text for row in tests["tests-vgg16"].rows] == ["2", "2", "2"]
     del records[3]["measures"]["start"]["nll"]
     assert len(over_start(pairs(records, Mode()))) == 1

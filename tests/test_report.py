@@ -19,7 +19,7 @@ from suptickets.report import FORMATS, read_runs, run_page, write_report
 from suptickets.report.html import html
 from suptickets.report.looks import looks
 from suptickets.report.measures import MEASURES, duration, plain
-from suptickets.report.runs import INCIDENTAL, group, setting_name
+from suptickets.report.runs import INCIDENTAL, group, setting_name, varying
 from suptickets.report.text import latex, markdown
 from suptickets.training import settings
 from suptickets.training.folder import TrainingError
@@ -228,6 +228,18 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(runs):
     assert groups["RigL"].mean("nll") == pytest.approx(mean(found))
     assert groups["RigL"].deviation("nll") == pytest.approx(stdev(found))
     assert groups["Dense"].deviation("nll") is None
+
+
+def test_a_run_that_is_older_than_a_setting_had_its_default(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    config = tmp_path / "runs" / "none-1" / "config.json"
+    older = {key: value for key, value in json.loads(config.read_text()).items() if key != "holdout"}
+    config.write_text(json.dumps(older))
+    found = read_runs([tmp_path / "runs"])
+    assert {one.label: len(one.runs) for one in group(found)}["RigL"] == 2
+    assert "holdout" not in varying([run.config for run in found])
+    config.write_text(json.dumps({**older, "holdout": 0.1}))
+    assert "holdout" in varying([run.config for run in read_runs([tmp_path / "runs"])])
 
 
 def test_what_may_differ_is_what_does_not_change_a_run():

@@ -1,6 +1,7 @@
 """Whether Sup-tickets helps: every cell of a store with it and without, the two runs of a seed as a pair.
 
-All pairs of the paper's recipe count, whichever experiment they were trained for. Two tests are told: the
+All pairs of the paper's recipe count, whichever experiment they were trained for, those of one network
+together: what a network that hardly learns gains is no part of another's mean. Two tests are told: the
 permutation test of the mean difference, and Wilcoxon's, which no single run decides.
 """
 
@@ -150,51 +151,64 @@ def gains_page(
     found = pairs(records, mode)
     if not found:
         return Page(TITLE, ABOUT, (), [])
-    gains = {name: gain(found, name) for name in MEASURES}
-    blocks: list[Block] = [*map(Note, notes), _tests("tests", "Paired tests", gains)]
-    if before := over_start(found):
-        started = {name: gain(before, name) for name in MEASURES}
-        blocks.append(_tests("start", "The same against the network before the cycles", started))
-    blocks += [_plot(name, found) for name in MEASURES]
-    sections = [Section("All pairs", blocks, TEXT), Section("Every cell", [_cells(found)])]
+    said: list[Block] = [*map(Note, notes)]
+    sections = [Section("", said)] if said else []
+    sections += [_section(model, own) for model, own in _by("model", found).items()]
+    sections.append(Section("Every cell", [_cells(found)]))
     made = [record for record in records if mode_of(record) == mode]
     sections.append(again([], f"suptickets report {shlex.quote(str(store))} --experiment {GAINS}", made))
-    return Page(TITLE, ABOUT, _headline(gains), sections)
+    return Page(TITLE, ABOUT, _headline(found), sections)
 
 
-def _headline(gains: Mapping[str, Gain]) -> tuple[Number, ...]:
-    first = gains["accuracy"]
-    p = measure("p_value").bare(first.permutation)
-    return (
-        Number("Pairs", str(first.pairs), f"of {first.cells} cells"),
-        *(
-            Number(f"Better {measure(name).label}", f"{one.better} of {one.pairs}")
-            for name, one in gains.items()
-        ),
-        Number("Accuracy", measure("accuracy").change(first.mean), f"on average, p = {p}"),
-    )
+def _by(name: str, found: Iterable[Pair]) -> dict[str, list[Pair]]:
+    """The pairs of each value of a part of the cell's name."""
+    parts: dict[str, list[Pair]] = {}
+    for pair in found:
+        parts.setdefault(str(pair.cell[NAMED.index(name)]), []).append(pair)
+    return dict(sorted(parts.items(), key=lambda part: -len(part[1])))
 
 
-def _tests(name: str, title: str, gains: Mapping[str, Gain]) -> Table:
-    header = [
-        "Measure",
-        "Pairs",
-        "Better",
-        "Cells",
-        "Cells better",
-        "Mean difference",
-        "Permutation p",
-        "Wilcoxon p",
-    ]
-    return Table(name, title, header, [_tested(key, one) for key, one in gains.items()])
+def _section(model: str, found: Sequence[Pair]) -> Section:
+    """The tests and plots of one network."""
+    blocks: list[Block] = [_tests(f"tests-{model}", "Paired tests", found)]
+    if before := over_start(found):
+        title = "The same against the network before the cycles"
+        blocks.append(_tests(f"start-{model}", title, before))
+    blocks += [_plot(name, model, found) for name in MEASURES]
+    return Section(f"All pairs of {model}", blocks, TEXT)
 
 
-def _tested(name: str, one: Gain) -> list[Cell]:
-    kind, counts = measure(name), (one.pairs, one.better, one.cells, one.cells_better)
+def _headline(found: Sequence[Pair]) -> tuple[Number, ...]:
+    every = {name: gain(found, name) for name in MEASURES}
+    numbers = [Number("Pairs", str(len(found)), f"of {every['accuracy'].cells} cells")]
+    for name, one in every.items():
+        numbers.append(Number(f"Better {measure(name).label}", f"{one.better} of {one.pairs}"))
+    for model, own in _by("model", found).items():
+        one = gain(own, "accuracy")
+        p = measure("p_value").bare(one.permutation)
+        note = "in one pair" if one.pairs == 1 else f"on average, p = {p}"
+        numbers.append(Number(f"Accuracy of {model}", measure("accuracy").change(one.mean), note))
+    return tuple(numbers)
+
+
+def _tests(name: str, title: str, found: Sequence[Pair]) -> Table:
+    """All pairs; and those of each data set and method, where there are several."""
+    header = ["Measure", "Of", "Pairs", "Better", "Cells", "Cells better"]
+    header += ["Mean difference", "Permutation p", "Wilcoxon p"]
+    parts = [("all", found)]
+    for kind in ("data", "method"):
+        split = _by(kind, found)
+        parts += [*split.items()] if len(split) > 1 else []
+    return Table(name, title, header, [_tested(key, of, own) for key in MEASURES for of, own in parts])
+
+
+def _tested(name: str, of: str, found: Sequence[Pair]) -> list[Cell]:
+    kind, one = measure(name), gain(found, name)
     spread = "" if one.deviation is None else f" ± {kind.bare(one.deviation)}"
     ps = map(measure("p_value").cell, (one.permutation, one.wilcoxon))
+    counts = (one.pairs, one.better, one.cells, one.cells_better)
     numbers = [Cell(str(count), float(count)) for count in counts]
-    return [Cell(kind.header), *numbers, Cell(_change(name, one.mean) + spread, one.mean), *ps]
+    return [Cell(kind.header), Cell(of), *numbers, Cell(_change(name, one.mean) + spread, one.mean), *ps]
 
 
 def _cells(found: Sequence[Pair]) -> Table:
@@ -222,10 +236,10 @@ def _change(name: str, difference: float) -> str:
     return measure(name).change(difference).removesuffix(f"{NO_BREAK}points")
 
 
-def _plot(name: str, found: Sequence[Pair]) -> Plot:
+def _plot(name: str, model: str, found: Sequence[Pair]) -> Plot:
     """A row for each cell, a point for each seed, a line at no difference."""
     cells, kind = by_cell(found), measure(name)
-    labels = [f"{data} {model} {method} {sparsity:.0%}" for data, model, method, sparsity in cells]
+    labels = [f"{data} {method} {sparsity:.0%}" for data, _, method, sparsity in cells]
 
     def draw(chart: Chart) -> None:
         chart.rows(labels)
@@ -237,7 +251,7 @@ def _plot(name: str, found: Sequence[Pair]) -> Plot:
             points = [(kind.rounded(p.difference(name)), float(y), _tip(label, p, name)) for p in own]
             chart.points(points, SERIES[0])
 
-    return Plot(f"gain-{name}", kind.label, draw, height=70 + 20 * len(cells))
+    return Plot(f"gain-{name}-{model}", kind.label, draw, height=70 + 20 * len(cells))
 
 
 def _tip(label: str, pair: Pair, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from suptickets.report.document import Block, Cell, Listing, Number, Numbers, Section, Table
 from suptickets.report.measures import NOTHING, duration, number, plain
-from suptickets.report.runs import INCIDENTAL, Run, grouped, varying
+from suptickets.report.runs import INCIDENTAL, Run, grouped, setting, varying
 
 
 def again(runs: Sequence[Run], command: str = "", results: Sequence[Mapping[str, Any]] = ()) -> Section:
@@ -70,7 +70,8 @@ def _settings(runs: Sequence[Run]) -> list[Table]:
     if differing:
         header = ["Setting", *(key.replace("_", "-") for key in differing)]
         rows = [
-            [Cell(one.label), *(_value(one.config.get(key)) for key in differing)] for one in grouped(runs)
+            [Cell(one.label), *(_value(setting(one.config, key)) for key in differing)]
+            for one in grouped(runs)
         ]
         tables.append(Table("differing-settings", "Settings that differ", header, rows, folded=True))
     return tables

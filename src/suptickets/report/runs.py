@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from suptickets.errors import SparsityError
 from suptickets.methods import METHODS
 from suptickets.report.measures import MEASURES, NO_BREAK, number, plain, reading
 from suptickets.training.folder import RunFolder
-from suptickets.training.settings import CYCLIC, read_config
+from suptickets.training.settings import CYCLIC, Settings, read_config
 
 # What may differ between two runs of the same settings.
 INCIDENTAL = {"seed", "data_dir", "workers", "checkpoint_every", "log", "evaluate_every"}
@@ -33,6 +33,8 @@ BOOSTED = {
 SCHEDULES = {"fge": "FGE's", "swa": "SWA's", "triangle": "Sup-tickets'"}
 # What the paper calls settings of the cycles. Where one of them is needed in a name, so are the others.
 CYCLES = {"cycle_epochs": "C = {}", "cycles": "{} tickets", "epochs": "{} epochs"}
+# What a run that was made before a setting existed had.
+DEFAULTS = {field.name: field.default for field in fields(Settings)}
 REPORTS = {".html", ".md", ".tex", ".png", ".svg"}  # what `report` writes, beside runs or among them
 
 Curve: TypeAlias = list[tuple[float, float]]
@@ -312,7 +314,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs of equal settings together, in the order in which they come."""
     together: dict[str, list[Run]] = {}
     for run in runs:
-        kept = {key: value for key, value in run.config.items() if key not in INCIDENTAL}
+        kept = {key: setting(run.config, key) for key in {**DEFAULTS, **run.config} if key not in INCIDENTAL}
         together.setdefault(json.dumps(kept, sort_keys=True), []).append(run)
     members = list(together.values())
     return [Group(*pair) for pair in zip(labels([own[0].config for own in members]), members, strict=True)]
@@ -324,8 +326,14 @@ def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         key
         for key in keys
-        if key not in INCIDENTAL and len({json.dumps(config.get(key)) for config in configs}) > 1
+        if key not in INCIDENTAL and len({json.dumps(setting(config, key)) for config in configs}) > 1
     ]
+
+
+def setting(config: Mapping[str, Any], key: str) -> Any:
+    """Its value; the default, where the run is older than the setting."""
+    default = DEFAULTS.get(key)
+    return config.get(key, None if default is MISSING else default)
 
 
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
