@@ -127,6 +127,16 @@ def test_ties_are_exact_too() -> None:
     assert permutation(differences, [0] * 9).p == pytest.approx(enumerated(differences))
 
 
+def test_accuracies_that_differ_alike_are_ties_though_fractions_are_rounded() -> None:
+    """Counts of right samples, and the shares that they are: 0.0012 is not always 0.0012."""
+    generator = np.random.default_rng(1)
+    for n in (6, 9, 14):
+        counts = generator.integers(9000, 9990, n)
+        others = counts + generator.choice([-12, -7, -3, 0, 3, 7, 12], n)
+        exact, found = wilcoxon(counts, others), wilcoxon(counts / 10_000, others / 10_000)
+        assert (found.statistic, found.p) == pytest.approx((exact.statistic, exact.p))
+
+
 def test_by_hand() -> None:
     """All five better: two of the 32 signs are as extreme. t = 3 / (sd / sqrt 5) with sd^2 = 2.5."""
     ours, theirs = [2, 4, 6, 8, 10], [1, 2, 3, 4, 5]

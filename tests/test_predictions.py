@@ -156,7 +156,8 @@ def test_on_a_gpu_labels_are_refused_without_waiting() -> None:
 
 
 def test_nan_is_not_hidden() -> None:
-    assert math.isnan(scores(torch.tensor([[math.nan, 0.0]]), torch.tensor([0])).nll)
+    found = scores(torch.tensor([[math.nan, 0.0], [2.0, 1.0]]), torch.tensor([0, 0]))
+    assert math.isnan(found.nll) and found.accuracy == 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -16,6 +16,7 @@ from report_runs import make_run
 
 from suptickets.errors import SparsityError
 from suptickets.report import FORMATS, read_runs, run_page, write_report
+from suptickets.report.chart import told_apart
 from suptickets.report.html import html
 from suptickets.report.looks import looks
 from suptickets.report.measures import MEASURES, duration, plain
@@ -243,7 +244,29 @@ def test_a_run_that_is_older_than_a_setting_had_its_default(runs, tmp_path):
 
 
 def test_what_may_differ_is_what_does_not_change_a_run():
-    assert {"seed", "evaluate_every", *settings._PLACE} == INCIDENTAL
+    assert {"seed", "evaluate_every", "keep_tickets", *settings._PLACE} == INCIDENTAL
+
+
+def test_a_seed_of_the_same_settings_counts_once(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    shutil.copytree(runs / "none-1", tmp_path / "runs" / "none-1-again")
+    shutil.copytree(runs / "none-1", tmp_path / "runs" / "none-1-begun")
+    (tmp_path / "runs" / "none-1-begun" / "summary.json").unlink()
+    page, once = run_page(read_runs([tmp_path / "runs"])), run_page(read_runs([runs]))
+    (table,), (expected,) = ([t for t in p.tables() if t.name == "settings"] for p in (page, once))
+    assert table.rows == expected.rows
+    text = markdown(page)
+    for name in ("none-1", "none-1-begun"):
+        assert re.search(rf"{name} has the settings and the seed of \S+none-1-again, and is left out", text)
+    again = run_page(read_runs([tmp_path / "runs" / name for name in ("none-1", "none-1-again")]))
+    assert again.numbers == run_page(read_runs([runs / "none-1"])).numbers
+
+
+def test_names_that_are_cut_are_told_apart():
+    names = [f"RigL + Sup-tickets, an option of a long name {value}" for value in (0.5, 0.75)]
+    first, second, third = told_apart([*names, "RigL"], 18)
+    assert first != second and third == "RigL" and all(s.startswith("…") for s in (first, second))
+    assert told_apart([names[0], names[0], "RigL"], 18)[0].startswith("RigL")
 
 
 def test_names_are_as_short_as_they_can_be(tmp_path):

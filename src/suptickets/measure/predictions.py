@@ -1,10 +1,11 @@
 """Accuracy, negative log-likelihood and calibration of predictions, over as many batches as there are.
 
 Accuracy is the share of samples whose most probable class is right, top-5 accuracy that of those whose class
-is among the five most probable; of classes that are equally probable, the first comes first. NLL is the mean
-over all samples, not over batches. ECE (expected calibration error, Guo et al. 2017) sorts the samples into
-15 bins of equal width by the probability of the predicted class and averages |accuracy - confidence| over the
-bins, weighted by their samples; a bin holds its upper edge.
+is among the five most probable; of classes that are equally probable, the first comes first; a prediction
+that is not a number is wrong. NLL is the mean over all samples, not over batches. ECE (expected calibration
+error, Guo et al. 2017) sorts the samples into 15 bins of equal width by the probability of the predicted
+class and averages |accuracy - confidence| over the bins, weighted by their samples; a bin holds its upper
+edge.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Tally:
         self.among_top += (_rank(known, own, labels) < min(TOP, known.shape[1])).sum()
         self.samples.index_add_(0, index, torch.ones_like(confidence))
         self.confidence.index_add_(0, index, confidence)
-        self.correct.index_add_(0, index, (predicted == labels).double())
+        right = (predicted == labels) & ~own.isnan().squeeze(1)
+        self.correct.index_add_(0, index, right.double())
 
     def tensors(self) -> list[Tensor]:
         """All sums, for adding up over processes."""

@@ -64,13 +64,15 @@ def permutation(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
 def wilcoxon(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
     """The mean signed rank of the differences, against all their signs: exact with ties too.
 
-    Pairs without a difference are left out, as Wilcoxon did.
+    Pairs without a difference are left out, as Wilcoxon did. Differences are the same, but for rounding.
     """
     from scipy import stats
 
-    differences = _differences(ours, theirs)
-    differences = differences[differences != 0]
-    return _flipped(np.sign(differences) * stats.rankdata(np.abs(differences)))
+    differences, same = _differences(ours, theirs), _rounding(ours, theirs)
+    differences = differences[np.abs(differences) > same]
+    order = np.argsort(sizes := np.abs(differences))
+    sizes[order] = np.cumsum(np.diff(sizes[order], prepend=0) > same)
+    return _flipped(np.sign(differences) * stats.rankdata(sizes))
 
 
 def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
@@ -84,7 +86,7 @@ def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
     differences = _differences(ours, theirs)
     if not differences.any():
         return Significance(0.0, 1.0)
-    if np.ptp(differences) <= ROUNDING * np.abs([*_sample(ours), *_sample(theirs)]).max():
+    if np.ptp(differences) <= _rounding(ours, theirs):
         return Significance(float(np.copysign(np.inf, differences[0])), 0.0)
     found = stats.ttest_1samp(differences, 0.0)
     return Significance(float(found.statistic), float(found.pvalue))
@@ -138,6 +140,11 @@ def _sample(values: Sequence[float]) -> Array:
         given = " ".join(reprlib.repr(values).split())
         raise SparsityError(f"a test needs a list of two or more finite results, not {given}")
     return sample.astype(np.float64)
+
+
+def _rounding(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """By which differences of these results may differ though they are the same."""
+    return float(ROUNDING * np.abs([*_sample(ours), *_sample(theirs)]).max())
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Array:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress, pairwise
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -161,7 +162,7 @@ class Chart:
         marks = [Line2D([], [], marker="o", linestyle="", color=colour.light) for colour in colours]
         for mark in compress(marks, hollow):
             mark.set_markerfacecolor(PAPER.light)
-        shown = [shortened(name).lstrip("_") for name in names]  # matplotlib leaves such names out
+        shown = [name.lstrip("_") for name in told_apart(names)]  # matplotlib leaves such names out
         look: dict[str, Any] = {
             "frameon": False,
             "handlelength": 0.6,
@@ -221,7 +222,7 @@ class Chart:
 
     def rows(self, names: Sequence[str]) -> None:
         """Rows from the top down, named at the left; the grid turns."""
-        self.axes.set_yticks(range(len(names)), [shortened(name) for name in names])
+        self.axes.set_yticks(range(len(names)), told_apart(names))
         self.axes.set_ylim(len(names) - 0.5, -0.5)
         self.axes.tick_params(axis="y", labelcolor=INK.light)
         self.axes.grid(visible=False, axis="y")
@@ -236,7 +237,7 @@ class Chart:
             self.axes.yaxis.set_major_locator(LogLocator(subs=[1, 2, 5]))
         bottom, top = scale(np.array(limits))
         ends = sorted(((scale(np.array([y]))[0] - bottom) / (top - bottom), n, c) for y, n, c in self.names)
-        shown = [shortened(name, 18) for _, name, _ in ends]
+        shown = told_apart([name for _, name, _ in ends], 18)
         gap = GAP * max((1 + name.count("\n") for name in shown), default=1) / (0.78 * self.height)
         places = apart([float(y) for y, *_ in ends], gap)
         for y, name, (*_, colour) in zip(places, shown, ends, strict=True):
@@ -312,6 +313,18 @@ def drawn(plot: Plot) -> Iterator[Chart]:
 def shortened(text: str, width: int = 26) -> str:
     """At most two lines of a name."""
     return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
+
+
+def told_apart(names: Sequence[str], width: int = 26) -> list[str]:
+    """All of them shortened; those that would be the same, without the words that they begin with."""
+    alike: dict[str, set[str]] = {}
+    for name in names:
+        alike.setdefault(shortened(name, width), set()).add(name)
+    shown: dict[str, str] = {}
+    for short, own in alike.items():
+        lead = "".join(commonprefix([*own]).rpartition(", ")[:2]) if len(own) > 1 else ""
+        shown |= {n: shortened(f"… {n.removeprefix(lead)}", width) if lead else short for n in own}
+    return [shown[name] for name in names]
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:

@@ -17,6 +17,7 @@ from suptickets.report.runs import (
     group,
     method_name,
     narrow,
+    repeated,
     sparsity_name,
     varying,
 )
@@ -34,12 +35,15 @@ from suptickets.training.settings import PREDICTION_ENSEMBLES
 from suptickets.training.verdict import SUPERPOSING, verdict
 
 CYCLES = "Shaded: the cycles; a ticket is collected at the end of each, where its number stands."
+REPEATED = "{} has the settings and the seed of {}, and is left out."
 STRETCHED = " There the axis is stretched."
 MARKS = " On the test data: a ring before the cycles, a dot for each ticket, a diamond for {}."
 
 
 def run_page(runs: Sequence[Run]) -> Page:
-    """Everything that there is to see of these runs."""
+    """Everything that there is to see of these runs; a seed of the same settings counts once."""
+    twice = repeated(runs)
+    runs = [run for run in runs if run.path not in twice]
     groups = group(runs)
     if len(runs) == 1:
         title, about, numbers = _title(runs[0].config), _about(runs[0].config), _headline(runs[0])
@@ -48,7 +52,9 @@ def run_page(runs: Sequence[Run]) -> Page:
         differing = {*varying([run.config for run in runs]), "seed"}
         same = {key: value for key, value in runs[0].config.items() if key not in differing}
         about, numbers = f"{_about(same)} · {len(runs)} runs".removeprefix(" · "), _headlines(groups)
-    return Page(title, about, numbers, [*run_sections(groups), again(runs)])
+    said: list[Block] = [Note(REPEATED.format(plain(one), plain(other))) for one, other in twice.items()]
+    first = [Section("", said)] if said else []
+    return Page(title, about, numbers, [*first, *run_sections(groups), again(runs)])
 
 
 def run_sections(groups: Sequence[Group]) -> list[Section]:

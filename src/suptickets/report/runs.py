@@ -18,7 +18,7 @@ from suptickets.training.folder import RunFolder
 from suptickets.training.settings import CYCLIC, Settings, read_config
 
 # What may differ between two runs of the same settings.
-INCIDENTAL = {"seed", "data_dir", "workers", "checkpoint_every", "log", "evaluate_every"}
+INCIDENTAL = {"seed", "data_dir", "workers", "checkpoint_every", "log", "evaluate_every", "keep_tickets"}
 # What a run is called by; other settings join the name only where these do not tell two runs apart.
 TELLING = ("data", "model", "method", "booster", "sparsity", "recipe")
 # What a booster combines, and how it is called in a name; others combine tickets.
@@ -314,10 +314,21 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs of equal settings together, in the order in which they come."""
     together: dict[str, list[Run]] = {}
     for run in runs:
-        kept = {key: setting(run.config, key) for key in {**DEFAULTS, **run.config} if key not in INCIDENTAL}
-        together.setdefault(json.dumps(kept, sort_keys=True), []).append(run)
+        together.setdefault(_identity(run), []).append(run)
     members = list(together.values())
     return [Group(*pair) for pair in zip(labels([own[0].config for own in members]), members, strict=True)]
+
+
+def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
+    """The runs of the settings and the seed of another: which; of several the last that is done counts."""
+    counted = {(_identity(run), run.seed): run for run in sorted(runs, key=lambda run: bool(run.summary))}
+    others = {run.path: counted[_identity(run), run.seed].path for run in runs}
+    return {path: other for path, other in others.items() if path != other}
+
+
+def _identity(run: Run) -> str:
+    kept = {key: setting(run.config, key) for key in {**DEFAULTS, **run.config} if key not in INCIDENTAL}
+    return json.dumps(kept, sort_keys=True)
 
 
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
