@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -158,6 +159,18 @@ def test_a_message_of_several_lines_is_one(capsys, monkeypatch) -> None:
     monkeypatch.setitem(cli.LISTS, "data", lambda: broken(None))
     assert cli.main(["list", "data"]) == 2
     assert capsys.readouterr().err == "suptickets: this and that\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_without_room_is_told_in_one_line() -> None:
+    command = [sys.executable, "-m", "suptickets", "list", "boosters"]
+    for options in ([], ["--json"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([*command, *options], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == ["suptickets: cannot write the output: No space left on device"]
+    closed = subprocess.run(["sh", "-c", f"{shlex.join(command)} >&-"], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_tables_in_a_pipe_are_not_folded(capsys) -> None:

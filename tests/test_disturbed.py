@@ -172,9 +172,9 @@ def test_bytes_in_another_encoding_are_refused(tmp_path: Path) -> None:
 # ---- what was asked for ----
 
 
-def test_cells_given_twice_both_count(capsys) -> None:
+def test_cells_given_twice_both_count(capsys, tmp_path: Path) -> None:
     def runs(*cells: str) -> int:
-        assert main(["reproduce", "vgg16", *cells, "--seeds", "1", "--dry-run", "--json"]) == 0
+        assert main([*f"reproduce vgg16 --seeds 1 --dry-run --json --out {tmp_path}".split(), *cells]) == 0
         return json.loads(capsys.readouterr().out)["runs"]
 
     twice = runs("--cells", "method=set", "--cells", "sparsity=0.95")

@@ -83,6 +83,24 @@ def test_images_in_folders_may_move(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert settings is not None and settings.data_dir == str(tmp_path / "moved")
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_a_place_without_data_is_not_taken_for_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: bool
+) -> None:
+    monkeypatch.syspath_prepend(TESTS)
+    image_folder(tmp_path / "images", train=4, val=2)
+    command = ["train", *FOLDER.split(), *OTHERS.split(), "--data-dir", str(tmp_path / "images")]
+    command += ["--out", str(tmp_path / "run")]
+    assert main(command) == 0
+    if not done:
+        (tmp_path / "run" / "summary.json").unlink()
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    assert main(["train", "--resume", str(tmp_path / "run"), "--data-dir", str(tmp_path / "typo")]) == 2
+    assert "typo is not a folder" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert main(command) == 0
+
+
 def test_a_damaged_summary_without_a_checkpoint_is_no_reason_to_train_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

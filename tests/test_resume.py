@@ -107,6 +107,17 @@ def test_stopped_at_the_end_of_an_epoch_or_a_cycle(server: Server, tmp_path: Pat
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_killed_while_the_network_before_the_cycles_is_scored(server: Server, tmp_path: Path) -> None:
+    """Its epoch is over: the line of the metrics is there."""
+    assert server.run(*RUN, "--out", tmp_path / "whole", log=tmp_path / "log") == [0]
+    killed = server.run(
+        *RUN, "--out", tmp_path / "parts", log=tmp_path / "log", die=f"0:-32:{int(signal.SIGKILL)}"
+    )
+    assert killed == [-signal.SIGKILL]
+    assert server.run("train", "--resume", tmp_path / "parts", log=tmp_path / "log") == [0]
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
 OPTIONS = (
     "--method snfs --explore-at end",
     "--method dsr --include-start",

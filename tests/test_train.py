@@ -238,7 +238,13 @@ def test_own_model(capsys, tmp_path: Path, monkeypatch) -> None:
         "def net(classes, channels):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))\n"
         "def nothing():\n    return 3\n"
+        "def empty(classes):\n    return nn.Linear(64, classes, device='meta')\n"
+        "def leaves():\n    raise SystemExit('bye')\n"
+        "def says(classes):\n    print('hello')\n    return net(classes, 1)\n"
+        "number = 3\n"
     )
+    (tmp_path / "wrong.py").write_text("def net(:\n")
+    (tmp_path / "left.py").write_text("raise SystemExit('bye')\n")
     monkeypatch.chdir(tmp_path)
     result = run(capsys, *DIGITS, "--model", "mine:net", "--out", "run")
     assert (result["model"], result["parameters"]) == ("mine:net", 640)
@@ -247,11 +253,18 @@ def test_own_model(capsys, tmp_path: Path, monkeypatch) -> None:
         ("mine:nothing", "must return a torch.nn.Module"),
         ("mine:absent", "cannot import the model mine:absent"),
         ("absent.module:net", "cannot import the model"),
+        ("wrong:net", "cannot import the model wrong:net: invalid syntax"),
+        ("left:net", "cannot import the model left:net: bye"),
+        ("mine:number", "is not a callable"),
+        ("builtins:dict", "cannot import the model builtins:dict: no signature"),
+        ("mine:empty", "a model without weights"),
+        ("mine:leaves", "mine:leaves failed: bye"),
     ):
         assert main([*map(str, DIGITS), "--model", name]) == 2
         assert message in capsys.readouterr().err
     assert main([*map(str, DIGITS), "--model", "mine:net", "--method", "small-dense"]) == 2
     assert "takes no argument `width`" in capsys.readouterr().err
+    assert run(capsys, *DIGITS, "--model", "mine:says", "--out", "said")["parameters"] == 640
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -307,6 +320,15 @@ def test_two_processes_follow_one(server: Server, tmp_path: Path, method: str) -
         assert close(one["summary"][key], two["summary"][key]), key
     lines = [[json.loads(line) for line in each["metrics"].splitlines()] for each in (one, two)]
     assert close(*lines)
+
+
+def test_a_layer_that_is_not_used(server: Server, tmp_path: Path) -> None:
+    """Its gradient would be waited for; one process need not."""
+    command = ("train", "--model", "train_worker:Idle", "--epochs", 1, "--booster", "none", "--sparsity", 0.5)
+    assert server.run(*command, "--out", tmp_path / "one", log=tmp_path / "log") == [0]
+    assert server.run(*command, "--out", tmp_path / "two", log=tmp_path / "log", ranks=2) == [2, 2]
+    told = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("suptickets")]
+    assert told[-1].startswith("suptickets: the model does not use idle.weight, idle.bias, which several")
 
 
 def close(a: Any, b: Any) -> bool:

@@ -195,6 +195,18 @@ def test_a_damaged_summary_is_written_again(capsys, tmp_path: Path, text: str) -
     assert {**json.loads(out), "seconds": before["seconds"]} == before and err == ""
 
 
+def test_a_network_that_is_gone_is_written_again(capsys, tmp_path: Path) -> None:
+    run = trained(tmp_path, capsys)
+    before = (run / "ticket.safetensors").read_bytes()
+    (run / "ticket.safetensors").unlink()
+    assert main([*map(str, SHORT), "--out", str(run), "--json"]) == 0
+    assert (run / "ticket.safetensors").read_bytes() == before
+    for file in ("ticket.safetensors", "checkpoint/last.pt"):  # for the room that they take
+        (run / file).unlink()
+    assert main([*map(str, SHORT), "--out", str(run), "--json"]) == 0
+    assert not (run / "ticket.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "says"), [("", "no valid"), ("{}", "missing, such as data"), ("[]", "names")]
 )
@@ -291,6 +303,15 @@ def test_loss_that_is_not_finite(capsys, tmp_path: Path) -> None:
     assert f"the checkpoint of step {step} is kept" in line
     values = [v for v in saved["network"]["model"].values() if v.is_floating_point()]
     assert all(bool(torch.isfinite(value).all()) for value in values)
+
+
+@pytest.mark.parametrize("cycle", ["1", "0.5"])
+def test_no_checkpoint_is_written_of_a_loss_that_is_not_finite(capsys, tmp_path: Path, cycle: str) -> None:
+    """Not even before the cycles, on an epoch's end or within one."""
+    options = ("--model", "mlp", "--epochs", 3, "--cycles", 2, "--cycle-epochs", cycle, "--lr", 1e9)
+    line = fails(capsys, "train", *options, "--out", tmp_path, status=1)
+    assert "the loss is not finite at step" in line and "there is no checkpoint yet" in line
+    assert not (tmp_path / "checkpoint" / "last.pt").exists()
 
 
 ENDS = ("--model", "mlp", "--epochs", 1, "--batch-size", 5000, "--lr", 1e38)  # with its first step

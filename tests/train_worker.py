@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-DIE = "SUPTICKETS_TEST_DIE"  # "rank:step:signal", the step counted in this process
+DIE = "SUPTICKETS_TEST_DIE"  # "rank:step:signal", the step counted in this process; -step: tested after it
 
 
 class Dying(nn.Module):
@@ -28,10 +28,11 @@ class Dying(nn.Module):
     seen = 0
 
     def forward(self, x):
-        if self.training and DIE in os.environ:
+        if DIE in os.environ:
             rank, step, number = (int(part) for part in os.environ[DIE].split(":"))
-            Dying.seen += 1
-            if Dying.seen == step and int(os.environ.get("RANK", 0)) == rank:
+            Dying.seen += self.training
+            now = Dying.seen if self.training else -Dying.seen
+            if now == step and int(os.environ.get("RANK", 0)) == rank:
                 os.kill(os.getpid(), number)
         return x
 
@@ -42,6 +43,17 @@ def dying(classes: int, channels: int, size: int, width: float = 1.0) -> nn.Modu
     convolution = nn.Conv2d(channels, hidden, 3, padding=1)
     first = (Dying(), convolution, nn.BatchNorm2d(hidden), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     return nn.Sequential(*first, nn.Dropout(0.2), nn.Linear(4 * hidden, classes))
+
+
+class Idle(nn.Module):
+    """Has a layer that it does not use."""
+
+    def __init__(self, classes: int, channels: int, size: int) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(channels * size**2, classes), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
 
 
 class Server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import io
 import json
 import os
 import sys
@@ -192,8 +193,6 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         folder = RunFolder(out)
         if folder.settings() is None:
             raise SparsityError(f"{out} holds no run to resume: it has no config.json")
-        if "data_dir" in given:
-            folder.move_data(given["data_dir"])
         config = folder.config
     settings = resolve(given, config)
     if arguments.seeds < 1:
@@ -203,7 +202,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.seeds > 1:
         result = train_seeds(settings, arguments.seeds, out, force=arguments.force, jobs=arguments.jobs)
     else:
-        result = train(settings, out, force=arguments.force)
+        result = train(settings, out, force=arguments.force, moved=arguments.resume is not None)
     for summary in result.get("runs", [result]) if is_main() else ():
         write_run_page(Path(summary["run"]))
     return result
@@ -330,29 +329,38 @@ WIDTH = 160  # where there is no terminal
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Whoever reads its output may stop reading: that is no error."""
+    status = 1
     try:
-        return _main(arguments)
+        status = _main(arguments)
     finally:
-        _write("")  # help has not left the buffer
+        unwritten = _write("")  # help has not left the buffer
+    return status or unwritten
 
 
 def program() -> NoReturn:
-    """What the shell starts."""
+    """What the shell starts, maybe with its output closed."""
+    sys.stdout = sys.stdout or io.StringIO()
     leave(main())
 
 
-def _write(text: str) -> None:
+def _write(text: str) -> int:
+    """The exit status: 1 if there is no place for it."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
+        if not isinstance(error, BrokenPipeError):
+            print_plain(f"suptickets: cannot write the output: {error.strerror}")
+            return 1
+    return 0
 
 
 def _main(arguments: Sequence[str] | None) -> int:
     try:
         parsed = parser().parse_args(arguments)
-        result = parsed.run(parsed)
+        with contextlib.redirect_stdout(sys.stderr if parsed.json else sys.stdout):  # a model may print
+            result = parsed.run(parsed)
     except (SparsityError, TrainingError, KeyboardInterrupt) as error:
         message = " ".join(str(error).splitlines()) or "stopped"
         alone = isinstance(error, SparsityError)  # the others stop all processes for one reason
@@ -366,17 +374,18 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 1
     finally:
         disconnect()
-    if is_main():
-        _write(f"{to_json(result)}\n" if parsed.json else _shown(parsed.command, result))
-    return int(is_main() and bool(result.get("missing") or result.get("failed")))
+    if not is_main():
+        return 0
+    unwritten = _write(f"{to_json(result)}\n" if parsed.json else _shown(parsed.command, result))
+    return unwritten or int(bool(result.get("missing") or result.get("failed")))
 
 
 def _shown(command: str, result: dict[str, Any]) -> str:
     """What a person sees; a pipe or a file folds no cells."""
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-    with console.capture() as captured:
-        SHOWN.get(command, show)(result, console)
-    return captured.get()
+    terminal, text = sys.stdout.isatty(), io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=None if terminal else WIDTH)
+    SHOWN.get(command, show)(result, console)
+    return text.getvalue()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -76,34 +76,36 @@ def make_model(name: str, data: Data, width: float = 1.0) -> nn.Module:
     channels, size = data.shape[0], data.shape[-1]
     if ":" not in name:
         return build_model(name, data.classes, channels, size, width)
-    function = _imported(name)
+    function, accepted = _imported(name)
     known = {"classes": data.classes, "channels": channels, "size": size, "width": width}
-    accepted = inspect.signature(function).parameters
     try:
         built = function(**{key: value for key, value in known.items() if key in accepted})
     except SparsityError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SparsityError(f"{name} failed: {reason(error)}") from error
     if not isinstance(built, nn.Module):
         raise SparsityError(f"{name} must return a torch.nn.Module, not {type(built).__name__}")
+    if any(tensor.is_meta for tensor in (*built.parameters(), *built.buffers())):
+        raise SparsityError(f"{name} returned a model without weights: leave out the meta device")
     return built
 
 
 def _check_width(name: str) -> None:
-    if ":" in name and "width" not in inspect.signature(_imported(name)).parameters:
+    if ":" in name and "width" not in _imported(name)[1]:
         raise SparsityError(f"{name} takes no argument `width`, so small-dense cannot narrow it")
 
 
-def _imported(name: str) -> Callable[..., Any]:
+def _imported(name: str) -> tuple[Callable[..., Any], Collection[str]]:
+    """The function, and the arguments that it takes. Its module may do anything."""
     module, _, function = name.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SparsityError(f"cannot import the model {name}: {error}") from error
-    return found
+        return found, inspect.signature(found).parameters
+    except (Exception, SystemExit) as error:
+        raise SparsityError(f"cannot import the model {name}: {reason(error)}") from error
 
 
 def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
@@ -123,6 +125,19 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
         raise SparsityError(
             f"the model gives {shape} for two images of {data.name}, not a logit for each class: "
             f"[2, {data.classes}]"
+        )
+
+
+def check_used(model: nn.Module, data: Data) -> None:
+    """Refuse a model with parameters that the loss does not use: other processes wait for their gradients."""
+    twin = densified(model).train()
+    with torch.enable_grad(), torch.random.fork_rng():
+        twin(next(model.parameters()).new_zeros(2, *data.shape)).sum().backward()
+    unused = [name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None]
+    if unused:
+        raise SparsityError(
+            f"the model does not use {', '.join(unused)}, which several processes cannot train: take it out "
+            "of the model, or train in one process"
         )
 
 

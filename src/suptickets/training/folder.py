@@ -15,7 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,18 @@ class RunFolder:
                 f"{error}: delete it, and the command that began the run goes on (with --out {self.path})"
             ) from error
 
-    def look(self, settings: Settings, *, force: bool = False) -> dict[str, Any] | None:
+    def look(self, settings: Settings, *, force: bool = False, moved: bool = False) -> dict[str, Any] | None:
         """The result of this run, if it is done; refuses a folder that holds another run.
 
-        A damaged summary is none: the run is finished again from its checkpoint.
+        A damaged summary is none, nor is one whose network is gone: the run is finished again from its
+        checkpoint. `moved`: its data may be
+        elsewhere now.
         """
         if force:
             return None
         old = self.settings()
+        if old is not None and moved:
+            old = replace(old, data_dir=settings.data_dir)
         differences = [] if old is None else settings.differences(old)
         if differences:
             raise SparsityError(
@@ -102,17 +106,13 @@ class RunFolder:
         except SparsityError:
             summary = {}
         done = summary.keys() >= SHOWN and all(isinstance(summary.get(key), float | int) for key in SCORES)
+        done &= self.ticket.exists() or not self.checkpoint.exists()
         if self.summary.exists() and not (done or self.checkpoint.exists()):
             raise SparsityError(
                 f"{self.summary} is damaged, and there is no checkpoint to write it again from: start over "
                 "with --force"
             )
         return {**summary, "run": str(self.path)} if done else None  # it may have been moved
-
-    def move_data(self, place: str) -> None:
-        """The data of this run are elsewhere now."""
-        settings = {**read_config(self.config), "data_dir": os.path.abspath(place)}
-        write(self.config, lambda path: path.write_text(to_json(settings, indent=2) + "\n"))
 
     @contextmanager
     def held(self) -> Iterator[None]:

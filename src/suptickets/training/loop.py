@@ -85,13 +85,13 @@ class Trainer(Parts):
             stepper = self.stepper(progress.say)
             for epoch in range(self.network.step // self.steps, self.settings.epochs):
                 for _ in stepper.epoch(epoch, self._enter(epoch)):
-                    if self.tickets is not None and self.network.step == self.tickets.start:
-                        self._save(folder)  # should data to test on be damaged, that is seen only now
-                        self.start = self.evaluate(self.model)
                     if self.network.step % self.steps == 0:
                         self._end_epoch(folder, progress, log)
                     elif progress.due():
                         self._show(progress, self._line(None if self.on_gpu else self._so_far()))
+                    if self.tickets is not None and self.network.step == self.tickets.start:
+                        self._keep(folder)  # should data to test on be damaged, that is seen only now
+                        self.start = self.evaluate(self.model)
                     self._pause(folder, stop)
             stepper.close()
             return self._finish(folder)
@@ -221,11 +221,15 @@ class Trainer(Parts):
         due = time.monotonic() - self.last_save >= self.settings.checkpoint_every
         wanted = self.processes.most(STOP if stop else SAVE if due else 0)
         if wanted:
-            self._check_loss(self.meter.values())
-            self._save(folder)
+            self._keep(folder)
         if wanted == STOP:
             again = f"{self.processes.program} train --resume {folder.path}"
             raise Interrupted(f"stopped after step {self.network.step}: {again} goes on")
+
+    def _keep(self, folder: RunFolder) -> None:
+        """Write a checkpoint, unless the loss has ceased to be finite."""
+        self._check_loss(self.meter.values())
+        self._save(folder)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on; of what each process has its own, all of them."""

@@ -33,6 +33,7 @@ SIZES = {
     "cifar100": (50_000, 100, (3, 32, 32)),
     "imagenet": (1_281_167, 1000, (3, 224, 224)),
 }
+LARGEST = 10**6  # pixels a side; the bytes of all images are counted in 64 bits
 #: Methods whose layers end where the weights decide.
 BY_WEIGHTS = (SNIP, GraNet, SNFS, DSR)
 
@@ -84,6 +85,8 @@ def images(name: str, classes: int | None, size: int | None) -> Data:
     for option, value in (("classes", classes), ("size", size)):
         if value is not None and value < 1:
             raise SparsityError(f"--{option} must be at least 1, not {value}")
+    if size is not None and size > LARGEST:
+        raise SparsityError(f"--size must be at most {LARGEST:,}, not {size:,}")
     sides = sides if size is None else [size, size]
     pixels = torch.empty(count, channels, *sides, dtype=torch.uint8, device="meta")
     labels = torch.empty(count, dtype=torch.int64, device="meta")

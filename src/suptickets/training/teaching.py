@@ -35,7 +35,7 @@ def trained(trainer: Trainer, folder: RunFolder, progress: Progress) -> tuple[li
     own = RunFolder(folder.teachers)
     settings = replace(trainer.settings, booster="sup-tickets", keep_tickets=True)
     first = trainer.processes.first
-    done = first(lambda: own.look(settings))
+    done = first(lambda: own.look(settings, moved=True))  # with those of the student
     if done is None:
         progress.say(f"the teachers first, in {own.path}")
         first(lambda: own.begin(settings))

@@ -31,18 +31,22 @@ from suptickets.training.stop import Interrupted
 AT_A_TIME = 3  # runs on one GPU: a small network does not fill it (`suptickets bench together`)
 
 
-def train(settings: Settings, out: str | Path | None = None, *, force: bool = False) -> dict[str, Any]:
+def train(
+    settings: Settings, out: str | Path | None = None, *, force: bool = False, moved: bool = False
+) -> dict[str, Any]:
     """Run to the end, or go on where an interrupted run with the same settings was; returns the summary.
 
-    A run that is done is not run again.
+    A run that is done is not run again. `moved`: the data may be elsewhere than they were.
     """
     build.check_model(settings.model)
     check_logger(settings.log)
     processes = connect(settings.device)
     folder = RunFolder(out or default_folder(settings))
     progress = Progress(settings.epochs, quiet=not processes.main)
-    done = processes.first(lambda: folder.look(settings, force=force))
+    done = processes.first(lambda: folder.look(settings, force=force, moved=moved))
     if done is not None:
+        if moved:
+            _note_place(folder, settings, processes, progress)
         progress.say(f"{folder.path} is done already: --force starts over")
         return done
     if processes.device.type == "cuda" and build.compiles(settings, processes.device):
@@ -54,6 +58,19 @@ def train(settings: Settings, out: str | Path | None = None, *, force: bool = Fa
         log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
         stack.enter_context(progress)
         return trainer.run(folder, progress, log)
+
+
+def _note_place(folder: RunFolder, settings: Settings, processes: Processes, progress: Progress) -> None:
+    """Write down where the data of a run that is done are now, if they are there."""
+
+    def note() -> None:
+        with folder.held():
+            folder.begin(settings)
+
+    old = processes.first(folder.settings)
+    if old is None or old.data_dir != settings.data_dir:
+        _data(settings, processes, progress)
+        processes.first(note)
 
 
 def _data(settings: Settings, processes: Processes, progress: Progress) -> Data:
