@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,9 +151,8 @@ def gains_page(
     found = pairs(records, mode)
     if not found:
         return Page(TITLE, ABOUT, (), [])
-    said: list[Block] = [*map(Note, notes)]
-    sections = [Section("", said)] if said else []
-    sections += [_section(model, own) for model, own in _by("model", found).items()]
+    first, *others = (_section(model, own) for model, own in _by("model", found).items())
+    sections = [replace(first, blocks=[*map(Note, notes), *first.blocks]), *others]
     sections.append(Section("Every cell", [_cells(found)]))
     made = [record for record in records if mode_of(record) == mode]
     sections.append(again([], f"suptickets report {shlex.quote(str(store))} --experiment {GAINS}", made))

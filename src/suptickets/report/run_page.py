@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from suptickets.report.again import again, time_spent
@@ -52,9 +53,9 @@ def run_page(runs: Sequence[Run]) -> Page:
         differing = {*varying([run.config for run in runs]), "seed"}
         same = {key: value for key, value in runs[0].config.items() if key not in differing}
         about, numbers = f"{_about(same)} · {len(runs)} runs".removeprefix(" · "), _headlines(groups)
-    said: list[Block] = [Note(REPEATED.format(plain(one), plain(other))) for one, other in twice.items()]
-    first = [Section("", said)] if said else []
-    return Page(title, about, numbers, [*first, *run_sections(groups), again(runs)])
+    first, *others = [*run_sections(groups), again(runs)]
+    said = [Note(REPEATED.format(plain(one), plain(other))) for one, other in twice.items()]
+    return Page(title, about, numbers, [replace(first, blocks=[*said, *first.blocks]), *others])
 
 
 def run_sections(groups: Sequence[Group]) -> list[Section]:
