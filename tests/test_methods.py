@@ -438,6 +438,30 @@ def test_snip_says_when_a_layer_loses_everything_and_the_network_still_trains():
     verify(network, optimizer)
 
 
+def test_snip_says_when_a_layer_keeps_few():
+    """Fewer than it has channels, on the side with fewer of them; exactly as many are enough."""
+    for kept in (1, 9, 10):
+
+        def backward(model, kept=kept):
+            for name, layer in model.named_children():
+                if isinstance(layer, nn.Linear):
+                    share = torch.full((layer.in_features, layer.out_features), 0.5)  # of |w x g|
+                    if name == "2":
+                        share = (torch.arange(share.numel()) < kept).view_as(share).float()
+                    weight = layer(torch.eye(layer.in_features)) - layer.bias
+                    (weight * share / weight.detach()).sum().backward()
+
+        model = mlp()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            st.sparsify(model, st.SNIP(0.8, backward=backward))
+        assert counts(model)["2"] == kept
+        told = [str(one.message) for one in caught if "channels in 2" in str(one.message)]
+        assert [f"SNIP left fewer connections than channels in 2 ({kept})" in line for line in told] == (
+            [True] if kept < 10 else []
+        )
+
+
 # ---- counts that move between layers ----
 
 

@@ -22,7 +22,8 @@ from suptickets.weight import SUFFIX
 class SNIP(Method):
     """The connections with the largest |weight x gradient| of the whole network live; they stay.
 
-    The distribution is the method's own. A layer may lose all its connections: a warning names it.
+    The distribution is the method's own. A layer may lose all its connections, or all but a few: a warning
+    names it.
 
     Args:
         sparsity: the fraction of the connections that are not alive, in total.
@@ -73,6 +74,10 @@ class SNIP(Method):
         empty = [name for name, count in counts.items() if count == 0]
         if empty:
             warnings.warn(f"SNIP left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=3)
+        few = [f"{name} ({count})" for name, count in counts.items() if 0 < count < _width(network, name)]
+        if few:
+            text = f"SNIP left fewer connections than channels in {', '.join(few)}: little passes through"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _backward(self, model: nn.Module) -> None:
         if self.backward is not None:
@@ -90,6 +95,11 @@ class SNIP(Method):
         if 0 < taken < self.batches:
             few = f"SNIP's data gave {taken} of {self.batches} batches"
             warnings.warn(few, RuntimeWarning, stacklevel=2)
+
+
+def _width(network: SparseNetwork, name: str) -> int:
+    """The channels of a layer, on the side that has fewer."""
+    return min(network.weights[name].shape[:2])
 
 
 @contextmanager
