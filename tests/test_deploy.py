@@ -192,6 +192,37 @@ def test_changes_in_place() -> None:
     check(thin(InPlace(), 0.4), images(3, 3, 5, 5))
 
 
+class Begins(nn.Module):
+    """Changes what it is given, and reads it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.a = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(x)
+        return self.a(y) + x
+
+
+@pytest.mark.parametrize("density", [0.3, 1.0])  # by the kernels, and by torch
+@pytest.mark.parametrize(
+    "build",
+    [
+        Begins,
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 3)),
+        lambda: nn.Sequential(nn.Hardswish(inplace=True), nn.Conv2d(3, 4, 3)),
+    ],
+    ids=["read again", "relu", "unknown"],
+)
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_network_that_begins_in_place(build: Any, density: float, batch: int) -> None:
+    model, x = thin(build(), density), images(batch, 3, 5, 5)
+    made = accelerate(model, x)
+    assert torch.equal(x, images(batch, 3, 5, 5))
+    for other in (1, 2, 7):
+        check(model, images(other, 3, 5, 5, seed=1), made=made)
+
+
 class Mixed(nn.Module):
     """The kernels know the convolutions, not what is between; one of them twice; two results."""
 
@@ -323,18 +354,32 @@ class Counts(nn.Module):
         return x * self.calls
 
 
+class Three(nn.Module):
+    """Takes three images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(3, 1)
+
+
 @pytest.mark.parametrize(
     ("model", "x", "message"),
     [
         (Asks(), images(1, 3), "the network cannot be traced by torch.fx: "),
         (Counts(), images(1, 3), "torch.fx does not see all that the network does: use the plain one"),
         (nn.Conv2d(3, 3, 1), images(1, 2, 4, 4), "the network does not take the example: "),
+        (
+            Three(),
+            images(3, 3),
+            "the network does not take 2 images like the example: The size of tensor a (2)",
+        ),
+        (nn.Linear(3, 3), images(0, 3), "the network does not take 2 images like the example: "),
     ],
 )
-def test_bad_models(model: nn.Module, x: Tensor, message: str) -> None:
+def test_bad_models(capsys: pytest.CaptureFixture[str], model: nn.Module, x: Tensor, message: str) -> None:
     with pytest.raises(st.SparsityError) as error:
         accelerate(model, x)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_batches_that_differ(always: None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
@@ -45,9 +47,18 @@ def traced(model: nn.Module, example: Tensor) -> GraphModule:
     _fold(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    with torch.no_grad():
-        ShapeProp(graph).propagate(example[:1].expand(IMAGES, *example.shape[1:]))
+    _find_shapes(graph, example)
     return graph
+
+
+def _find_shapes(graph: GraphModule, example: Tensor) -> None:
+    """By a run with images of its own, which the network may change."""
+    try:
+        with torch.no_grad(), redirect_stderr(StringIO()):  # torch prints what it raises
+            ShapeProp(graph).propagate(example[:1].expand(IMAGES, *example.shape[1:]).clone())
+    except Exception as error:
+        cause = reason(error.__cause__ or error)
+        raise SparsityError(f"the network does not take {IMAGES} images like the example: {cause}") from error
 
 
 def _skip(graph: GraphModule) -> None:
