@@ -12,8 +12,10 @@ from hypothesis import strategies as some
 from safetensors.torch import load_file, save_file
 
 from suptickets import SparsityError, cli
+from suptickets.baselines import BatchEnsemble, Ensemble, TreeNet
 from suptickets.deploy import load_compact, save_compact, save_onnx
 from suptickets.models import build_model
+from suptickets.models.vgg import VGG
 
 SHORT = ("train", "--epochs", "3", "--cycles", "2", "--cycle-epochs", "1", "--batch-size", "500")
 
@@ -205,4 +207,76 @@ def test_a_model_that_onnx_cannot_have_is_refused(tmp_path):
             return x if x.sum().item() > 0 else -x
 
     with pytest.raises(SparsityError, match="torch cannot write this network as ONNX"):
-        save_onnx(Odd(), torch.ones(1, 3), tmp_path / "odd.onnx")
+        save_onnx(Odd().eval(), torch.ones(1, 3), tmp_path / "odd.onnx")
+
+
+def small() -> torch.nn.Module:
+    return build_model("vgg-small", 10, channels=1, size=8)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TreeNet([small(), small(), small()]),
+        lambda: BatchEnsemble(small(), 3),
+        lambda: BatchEnsemble(small(), 1),
+        lambda: Ensemble([small(), small()]),
+    ],
+    ids=["tree-net", "batch-ensemble", "one member", "ensemble"],
+)
+def test_networks_with_members_are_written_for_any_number_of_images(capfd, tmp_path, build):
+    onnx = pytest.importorskip("onnx.reference")
+    model = build()
+    for name, tensor in model.state_dict().items():  # no two members alike
+        if name.endswith("running_mean"):
+            tensor.normal_()
+    save_onnx(model.eval(), torch.zeros(1, 1, 8, 8), tmp_path / "t.onnx")
+    assert capfd.readouterr() == ("", "")
+    session = onnx.ReferenceEvaluator(str(tmp_path / "t.onnx"))
+    for batch in (1, 2, 3, 7):
+        images = torch.randn(batch, 1, 8, 8)
+        (logits,) = session.run(None, {"images": images.numpy()})
+        np.testing.assert_allclose(logits, model(images).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        lambda x: x.view(len(x), -1),
+        lambda x: x.view(int(x.shape[0]), -1),
+        lambda x: torch.stack([one * 2 for one in x]),
+        lambda x: x if x.shape[0] <= 100 else -x,
+        lambda x: x if x.shape[0] > 1 else -x,
+        lambda x: x if x.shape[0] % 2 == 0 else -x,
+    ],
+    ids=["len", "int", "loop", "bound", "one", "even"],
+)
+def test_a_network_for_some_numbers_of_images_is_refused(capfd, tmp_path, makes):
+    pytest.importorskip("onnxscript")
+
+    class Counting(torch.nn.Module):
+        def forward(self, x):
+            return makes(x)
+
+    (tmp_path / "old").write_text("old")
+    with pytest.raises(SparsityError, match=r"for some numbers of images only: let it use x\.shape\[0\]"):
+        save_onnx(Counting().eval(), torch.ones(1, 3), tmp_path / "old")
+    assert capfd.readouterr() == ("", "")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+def test_the_command_refuses_it_in_a_line(capfd, run, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    forward = VGG.forward
+    monkeypatch.setattr(VGG, "forward", lambda self, x: forward(self, x).view(len(x), -1))
+    capfd.readouterr()
+    assert cli.main(["export", str(run), "--format", "onnx", "--out", str(tmp_path / "t.onnx")]) == 2
+    out, err = capfd.readouterr()
+    assert not out and "for some numbers of images only" in err and err.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_network_in_training_is_refused(tmp_path):
+    pytest.importorskip("onnxscript")
+    with pytest.raises(SparsityError, match="put the network in evaluation mode first"):
+        save_onnx(small(), torch.zeros(1, 1, 8, 8), tmp_path / "t.onnx")

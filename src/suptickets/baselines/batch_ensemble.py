@@ -61,7 +61,7 @@ class BatchEnsemble(Members):
     def members(self, x: Tensor) -> Tensor:
         """The logits of each member for all samples."""
         logits: Tensor = self.network(x.repeat(self.count, *[1] * (x.dim() - 1)))
-        apart: Tensor = logits.unflatten(0, (self.count, len(x)))
+        apart: Tensor = logits.unflatten(0, (self.count, x.shape[0]))
         return apart
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,14 +97,14 @@ class RankOne(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(x * r) W * s + b, with the factors of each sample's member."""
-        member = torch.arange(len(x), device=x.device) * len(self.r) // max(len(x), 1)
+        member = torch.arange(x.shape[0], device=x.device) * len(self.r) // x.shape[0]
         y: Tensor = self.layer(x * self._spread(self.r[member], x))
         y = y * self._spread(self.s[member], y)
         return y if self.bias is None else y + self._spread(self.bias[member], y)
 
     def _spread(self, factors: Tensor, like: Tensor) -> Tensor:
         """A row of factors for each sample, in the shape and dtype that multiplies `like`."""
-        shape = [len(like), *[1] * (like.dim() - 1)]
+        shape = [like.shape[0], *[1] * (like.dim() - 1)]
         shape[self.channels] = factors.shape[1]
         return factors.view(shape).to(like.dtype)
 
@@ -120,14 +120,14 @@ class MemberNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Each sample normalised by its member."""
         members = len(self.norms)
-        begins = [-(-m * len(x) // members) for m in range(members + 1)]
+        begins = [-(-m * x.shape[0] // members) for m in range(members + 1)]
         shares = x.split([end - begin for begin, end in pairwise(begins)])
         if self.training and any(share[:, 0].numel() == 1 for share in shares):
             raise SparsityError(
                 f"a batch of {len(x)} leaves one of {members} members a single value to normalise: use fewer "
                 "members, or batches with two samples or more for each"
             )
-        normal = [norm(share) for norm, share in zip(self.norms, shares, strict=True) if len(share)]
+        normal = [norm(share) for norm, share in zip(self.norms, shares, strict=True) if share.shape[0]]
         return torch.cat(normal) if normal else x
 
 

@@ -8,11 +8,20 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from suptickets.deploy.same import same
 from suptickets.errors import SparsityError, reason
+
+if TYPE_CHECKING:
+    from torch.onnx import ONNXProgram
+
+MANY = 2**31  # images; a number without bounds is above
+TRIED = (1, 3, 7)  # images; torch traces with an even number
 
 
 def save_onnx(model: nn.Module, images: Tensor, path: str | Path) -> None:
@@ -25,32 +34,61 @@ def save_onnx(model: nn.Module, images: Tensor, path: str | Path) -> None:
     """
     if not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
         raise SparsityError("ONNX files need more packages: pip install 'suptickets[onnx]'")
+    if model.training:
+        raise SparsityError(
+            "an ONNX file is for predictions: put the network in evaluation mode first (eval)"
+        )
     try:
         with _quiet():
-            torch.onnx.export(
-                model,
-                (torch.cat([images, images]),),  # of one, torch would take the number for fixed
-                path,
-                dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                input_names=["images"],
-                output_names=["logits"],
-                external_data=False,
-                verbose=False,
-            )
+            program = _program(model, images)
+            free = _for_any_number(program, model, images)
     except Exception as error:
         raise SparsityError(f"torch cannot write this network as ONNX: {reason(error)}") from error
+    if not free:
+        raise SparsityError(
+            "torch would write this network as ONNX for some numbers of images only: let it use x.shape[0], "
+            "not len(x) or int(x.shape[0]), and neither a loop over x nor a condition on the number"
+        )
+    program.save(path, external_data=False)
+
+
+def _program(model: nn.Module, images: Tensor) -> ONNXProgram:
+    program = torch.onnx.export(
+        model,
+        (torch.cat([images, images]),),  # of one, torch would take the number for fixed
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        input_names=["images"],
+        output_names=["logits"],
+        verbose=False,
+    )
+    assert program is not None  # what the old exporter gives
+    return program
+
+
+@torch.no_grad()
+def _for_any_number(program: ONNXProgram, model: nn.Module, images: Tensor) -> bool:
+    """Whether the traced network is the given one for other numbers of images than it was traced with.
+
+    Torch makes a number that the code asks for a fixed one, or one with bounds, and says nothing. Of a
+    condition on it torch traces one side; that is seen by running it.
+    """
+    traced = program.exported_program
+    if traced is None or not any(bounds.upper > MANY for bounds in traced.range_constraints.values()):
+        return False
+    run = traced.module()
+    batches = [torch.cat([images[:1]] * count) for count in TRIED]
+    return all(same(tree_leaves(model(x.clone())), tree_leaves(run(x.clone()))) for x in batches)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings that are not about the network: of packages that are not there, of torch to itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what torch says to itself, and of packages that are not there; what it raises is enough."""
+    before = logging.root.manager.disable
+    logging.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)

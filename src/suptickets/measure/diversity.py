@@ -80,10 +80,10 @@ def ensemble(logits: Sequence[Tensor]) -> Tensor:
 
 
 def _all_log_probabilities(logits: Sequence[Tensor]) -> list[Tensor]:
-    shapes = {tuple(x.shape) for x in logits}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 2:
+    shapes = [tuple(x.shape) for x in logits]
+    if not shapes or len(shapes[0]) != 2 or any(shape != shapes[0] for shape in shapes):
         raise SparsityError(
-            f"predictors must have logits of one shape (samples, classes), not {sorted(shapes)}"
+            f"predictors must have logits of one shape (samples, classes), not {sorted(set(shapes))}"
         )
     return [log_probabilities(x) for x in logits]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def _stem(file: Path) -> str:
 
 def _save_onnx(one: Saved, data: Data, path: Path) -> None:
     network = one.load(data, torch.device("cpu")).float()
-    save_onnx(network, torch.zeros(1, *data.shape), path)
+    save_onnx(network, torch.linspace(-1, 1, prod(data.shape)).view(1, *data.shape), path)
 
 
 def _data(one: Saved, folder: str | None) -> Data:
