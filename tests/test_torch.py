@@ -284,6 +284,71 @@ def test_the_loss_scale_changes_nothing(method: str) -> None:
     assert_same(contents(*plain[:2]), contents(*scaled[:2]), 1e-10)
 
 
+def by_hooks(network: st.SparseNetwork, step: Callable[[], Any]) -> None:
+    step()
+
+
+def by_hand(network: st.SparseNetwork, step: Callable[[], Any]) -> None:
+    network.before_step()
+    step()
+    network.after_step()
+
+
+def seen_scaled(trained: Trained, drive: Any, *, enabled: bool, unscale: bool = False) -> list[Any]:
+    """What is there of all positions after 4 steps, the loss scale doubled after each."""
+    model, optimizer, network = trained
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1, enabled=enabled)
+    for index in range(4):
+        x, y = batch(index)
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        drive(network, lambda: scaler.step(optimizer))
+        scaler.update()
+    seen = [w.gradient if w.momentum is None else w.momentum for w in network.weights.values()]
+    assert all(tensor is not None for tensor in seen)
+    return seen
+
+
+@pytest.mark.parametrize("hooks", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_momentum_knows_no_loss_scale_when_driven_explicitly(optimizer: Any, hooks: bool) -> None:
+    """Without hooks nothing tells of the scale: the loop unscales first."""
+    plain, scaled = (sparse(st.SNFS(0.5, interval=100), optimizer=optimizer) for _ in range(2))
+    scaled[2].attach(scaled[1], hooks=hooks)
+    found = seen_scaled(scaled, by_hand, enabled=True, unscale=not hooks)
+    torch.testing.assert_close(found, seen_scaled(plain, by_hooks, enabled=False))
+
+
+@pytest.mark.parametrize("drive", [by_hooks, by_hand])
+def test_a_gradient_that_is_kept_settles_at_every_step(drive: Any) -> None:
+    found = []
+    for enabled in (True, False):
+        trained = sparse(st.SET(0.5, interval=100))
+        trained[2].request_gradient()
+        found.append(seen_scaled(trained, drive, enabled=enabled))
+    torch.testing.assert_close(*found)
+
+
+def test_a_closure_may_complete_the_gradients_of_a_step_that_is_driven_explicitly() -> None:
+    model, optimizer, network = sparse(st.SNFS(0.5, interval=100, momentum=0.0))
+    (x, y), weights = batch(0), network.weights.values()
+
+    def closure() -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        return loss
+
+    closure()
+    by_hand(network, lambda: optimizer.step(closure))
+    for weight in weights:  # its momentum is the gradient of all positions
+        assert weight.momentum is not None and weight.values.grad is not None
+        seen = weight.momentum.gather(0, weight.positions.long())
+        torch.testing.assert_close(seen, weight.values.grad.flatten())
+
+
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=13),
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 12),

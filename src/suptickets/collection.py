@@ -39,6 +39,10 @@ class Collection:
             if weight.collector is not None:
                 weight.collector.discard()
 
+    def begin(self) -> None:
+        """A step begins: its gradients have yet to settle, also if those of the last one were kept."""
+        self._settled = False
+
     def settle(self, optimizer: Optimizer | None) -> list[Tensor]:
         """The gradients of the step: averaged over ranks, unscaled and clipped like the optimizer's own."""
         kept = [w.slot.total for w in self.weights if w.slot is not None]

@@ -56,7 +56,7 @@ class SparseNetwork:
         self.booster: Booster | None = None
         self.ranks = Ranks(model, self.weights.values())
         self.collection = Collection(self.weights.values(), self.ranks)
-        self.steps = Steps(self._begin, self._end, self._broken)
+        self.steps = Steps(self._begin, self._complete, self._end, self._broken)
         self._held = self._loaded_optimizer = self._told = False
         self._warned = set[str]()
         self._loading: Any = None
@@ -298,25 +298,24 @@ class SparseNetwork:
     def _optimizer_was_loaded(self) -> None:
         self._loaded_optimizer = True
 
-    def _begin(self, complete: bool) -> None:
-        if complete:
-            self.collection.settle(self.optimizer)
+    def _begin(self) -> None:
+        self.collection.begin()
         if self.booster is not None:
             self.booster.before_step()
 
+    def _complete(self) -> None:
+        self.collection.settle(self.optimizer)
+
     def _broken(self) -> None:
-        """The step has raised: it was none."""
+        """The step has raised or was skipped: it was none."""
         self.collection.discard()
         if self.booster is not None:
             self.booster.put_back()
 
-    def _end(self, skipped: bool) -> None:
+    def _end(self) -> None:
         self._loaded_optimizer = False
         if self.booster is not None:
             self.booster.put_back()
-        if skipped:
-            self.collection.discard()
-            return
         self.step += 1
         self.method.observe(self)
         if not self._held_off(self.step):

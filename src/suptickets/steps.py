@@ -11,16 +11,17 @@ Action = Callable[[], None]
 
 
 class Steps:
-    """Calls `begin` before and `end` after each step; `broken` if the step's closure raises.
+    """Calls `begin` before and `end` after each step, or `broken` instead of `end` if it was none.
 
-    `begin` is told whether gradients are complete: a closure adds to them inside the step. `end` is told
-    whether the step was skipped: by GradScaler, for gradients that are not finite.
+    `complete` is called in between, when gradients are what the optimizer steps with: GradScaler unscales
+    them just before, and a closure adds to them inside the step, so that with one it is not called. A step
+    is none if its closure raises, or if GradScaler skips it for gradients that are not finite.
     """
 
-    def __init__(self, begin: Callable[[bool], None], end: Callable[[bool], None], broken: Action) -> None:
+    def __init__(self, begin: Action, complete: Action, end: Action, broken: Action) -> None:
         """Nothing is followed yet."""
         self.optimizer: Optimizer | None = None
-        self._actions = begin, end, broken
+        self._begun, self._complete, self._ended, self._broken = begin, complete, end, broken
         self._open = self._explicit = self._stepped = self._hooked = False
         self._handles: list[Any] = []
 
@@ -41,9 +42,11 @@ class Steps:
         self._handles = []
 
     def before(self) -> None:
-        """A step that is driven explicitly begins."""
+        """A step that is driven explicitly begins; without hooks, nothing else tells of its gradients."""
         self._explicit, self._stepped = True, not self._hooked
         self._begin()
+        if not self._hooked:
+            self._complete()
 
     def after(self) -> None:
         """It is over."""
@@ -53,8 +56,9 @@ class Steps:
             self._explicit = False
 
     def _pre_hook(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closures = any(map(_is_closure, [*args, *kwargs.values()]))
-        self._hook(lambda: self._begin(complete=not closures))
+        self._hook(self._begin)
+        if not any(map(_is_closure, [*args, *kwargs.values()])):
+            self._complete()
         return tuple(map(self._guarded, args)), {name: self._guarded(one) for name, one in kwargs.items()}
 
     def _guarded(self, argument: Any) -> Any:
@@ -67,7 +71,7 @@ class Steps:
                 return argument()
             except BaseException:
                 self._open = False
-                self._actions[2]()
+                self._broken()
                 raise
 
         return closure
@@ -78,14 +82,15 @@ class Steps:
         if not self._explicit:
             action()
 
-    def _begin(self, complete: bool = True) -> None:
+    def _begin(self) -> None:
         self._open = True
-        self._actions[0](complete)
+        self._begun()
 
     def _end(self) -> None:
         if self._open:
             self._open = False
-            self._actions[1](not self._stepped if self._explicit else self._inert())
+            skipped = not self._stepped if self._explicit else self._inert()
+            (self._broken if skipped else self._ended)()
 
     def _inert(self) -> bool:
         """Whether GradScaler makes the fused step that it is just calling do nothing."""
