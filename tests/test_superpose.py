@@ -542,6 +542,19 @@ def test_recomputed_statistics_weigh_batches_by_size(sizes):
         torch.testing.assert_close(layer.running_var, variance)
 
 
+def test_empty_batches_count_for_nothing():
+    batches = [torch.randn(n, 2, 4, 4, dtype=torch.float64) for n in (0, 4, 0, 3, 0)]
+    models = [with_everything(1) for _ in range(2)]
+    recompute(models[0], batches)
+    recompute(models[1], [x for x in batches if len(x)])
+    assert all(torch.equal(a, b) for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True))
+    for nothing in ([], batches[:1]):
+        with refused("the loader gave no batch of inputs"):
+            recompute(models[0], nothing)
+    with refused("the loader must give tensors", "a scalar"):
+        recompute(models[0], batches[0].new_ones(3))
+
+
 def test_recomputing_takes_batches_with_and_without_labels():
     batches = [torch.randn(4, 2, 4, 4, dtype=torch.float64) for _ in range(3)]
     models = [with_everything(1) for _ in range(3)]
@@ -668,11 +681,159 @@ def test_nothing_is_listed_that_fits():
         ({"prune": "layers"}, ("prune 'layers'", "did you mean 'layer'")),
         ({"prune_when": "ends"}, ("prune_when 'ends'", "did you mean 'end'")),
         ({"layers": ["a.weight", "e.weight", "f.weight"]}, ("e.weight, f.weight",)),
+        ({"layers": 5}, ("layers", "names of weights", "5")),
+        ({"layers": [5]}, ("layers", "names of weights", "[5]")),
+        ({"layers": []}, ("layers", "names of weights")),
     ],
 )
 def test_bad_options_are_refused(options, fragments):
     with refused(*fragments):
         st.superpose(make("partly", 2), **options)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("b.weight", NAN), ("b.weight", -INF), ("a.bias", NAN), ("a.bias", INF), ("n.running_var", -1.0)],
+)
+def test_a_ticket_that_has_no_average_is_named(rule, number, key, value):
+    """An infinite bias is noticed when another ticket has none: of the first, by the second."""
+    tickets = [{**ticket, "n.running_var": torch.ones(3)} for ticket in make("partly", 3)]
+    tickets[number - 1][key] = tickets[number - 1][key].clone()
+    tickets[number - 1][key].view(-1)[1] = value
+    named = 2 if (key, value, number) == ("a.bias", INF, 1) else number
+    with refused(f"ticket {named} has", f"in {key}:", "leave it out"):
+        st.superpose(tickets, rule)
+
+
+def test_an_average_that_refuses_a_ticket_goes_on_without_it():
+    one, bad, other = (Ticket.of_dense(ticket, SHAPES) for ticket in make("partly", 3))
+    bad.sparse["c.weight"].values[0] = NAN
+    ours, expected = Superposition(), Superposition()
+    for ticket in (one, other):
+        expected.add(ticket)
+        ours.add(ticket)
+        with refused(f"ticket {ours.count + 1} has", "c.weight"):
+            ours.add(bad)
+    assert_same(ours.result().state_dict(), expected.result().state_dict())
+
+
+def test_a_diverged_network_is_no_ticket():
+    network = sparse_network(0)
+    tickets = st.SupTickets(network, 8, 2, 2, (0.001, 0.005))
+    tickets.collect()
+    next(iter(network.weights.values())).values.data[0] = NAN
+    with refused("ticket 2 has NaN", "0.weight"):
+        tickets.collect()
+    assert len(tickets.collected) == tickets.superposition.count == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_infinities_that_all_tickets_have_are_averaged(rule):
+    """Those of an attention mask; and numbers whose squares are too large are numbers."""
+    mask = torch.full((3, 3), -INF, dtype=torch.float64).triu(1)
+    tickets = [{**ticket, "mask": mask, "large": torch.full((2,), 3e38)} for ticket in make("partly", 3)]
+    ours = st.superpose(tickets, rule, layers=list(SHAPES))
+    assert torch.equal(ours["mask"], mask)
+    torch.testing.assert_close(ours["large"], tickets[0]["large"])
+    with refused("ticket 1", "mask", "layers="):
+        st.superpose(tickets, rule)
+
+
+def test_tickets_of_different_types_are_listed():
+    """Floating-point numbers of another precision take that of the first."""
+    one, other = make("partly", 2)
+    other["a.weight"] = other["a.weight"].float()
+    assert st.superpose([one, other])["a.weight"].dtype == torch.float64
+    one |= {"c": torch.tensor(1), "d": torch.ones(2), "e": torch.tensor(1, dtype=torch.int32)}
+    other |= {"c": torch.tensor(1.0), "d": torch.ones(2, dtype=torch.complex64), "e": torch.tensor(2)}
+    for tickets in ([one, other], [other, one]):
+        with refused("types or devices", "c (", "integer", "d (", "complex on cpu"):
+            st.superpose(tickets)
+    del one["c"], one["d"], other["c"], other["d"]
+    assert int(st.superpose([one, other])["e"]) == 2
+
+
+def test_tickets_on_different_devices_are_listed():
+    one, other = (Ticket.of_dense(ticket, SHAPES) for ticket in make("partly", 2))
+    superposition = Superposition()
+    superposition.add(one)
+    with refused("types or devices", "a.weight (floating-point on cpu and floating-point on meta)"):
+        superposition.add(other.to(torch.device("meta")))
+
+
+STRANGE = {
+    "meta": lambda tensor: tensor.to("meta"),
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("key", ["a.weight", "a.bias"])
+@pytest.mark.parametrize("name", STRANGE)
+def test_tensors_without_numbers_to_compute_with_are_refused(name, key):
+    (ticket,) = make("partly", 1)
+    ticket[key] = STRANGE[name](ticket[key])
+    with refused("cannot be averaged", f"{key} (", name):
+        st.superpose([ticket])
+
+
+@pytest.mark.parametrize("value", [torch.ones(3, 3, dtype=torch.int64), torch.ones(3, 3) > 0, 3, None])
+def test_layers_must_name_numbers(value):
+    with refused("layers", "floating-point", "not z"):
+        st.superpose([{**ticket, "z": value} for ticket in make("partly", 2)], layers=["a.weight", "z"])
+
+
+@pytest.mark.parametrize("value", [torch.ones(3, dtype=torch.int64), 1.0, None])
+def test_a_variance_that_is_no_number_is_kept_as_it_is(value):
+    ours = st.superpose([{**ticket, "n.running_var": value} for ticket in make("partly", 2)])
+    assert ours["n.running_var"] is value or torch.equal(ours["n.running_var"], value)
+
+
+def test_states_that_are_not_tensors_are_refused():
+    one, other = make("partly", 2)
+    with refused("c (scalar and no tensor)"):
+        st.superpose([{**one, "c": torch.tensor(1.0)}, {**other, "c": 1.0}])
+    with refused("no weights", "under 0"):
+        st.superpose([{0: one}])
+
+
+POSITIONS = "0.weight_connections.positions"
+DAMAGED = {
+    "model": {"model": None},
+    "shapes": {"shapes": [3, 4]},
+    "another": {"shapes": {"another": [3, 4]}},
+    "0.weight": {"shapes": {"0.weight": "no shape"}},
+    "aliases": {"aliases": {"a": "b"}},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_states_of_networks_are_refused(name):
+    with refused("damaged", name):
+        st.superpose([{**sparse_network(0).state_dict(), **DAMAGED[name]}])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows + 10**6,
+        lambda rows: rows - 10**6,
+        lambda rows: rows.flip(0),
+        lambda rows: rows * 0,
+        lambda rows: rows[1:],
+        lambda rows: rows.float(),
+        lambda rows: None,
+    ],
+)
+def test_damaged_positions_are_refused(change):
+    state = sparse_network(0).state_dict()
+    with refused("damaged", "0.weight"):
+        st.superpose([{**state, "model": {**state["model"], POSITIONS: change(state["model"][POSITIONS])}}])
 
 
 class Malicious:

@@ -20,8 +20,8 @@ def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     """Set the statistics to their mean over `loader`, each batch weighted by its size.
 
-    `loader` yields inputs, or tuples that begin with them. Modes, counters of batches and the global random
-    state stay as they were.
+    `loader` yields inputs, or tuples that begin with them; an empty batch counts for nothing. Modes, counters
+    of batches and the global random state stay as they were.
     """
     if not isinstance(loader, Iterable):
         raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
@@ -29,7 +29,7 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     kept = [(layer, layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
     modes = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device
-    size, seen = 0, dict.fromkeys(layers, 0)
+    size, total, seen = 0, 0, dict.fromkeys(layers, 0)
 
     def weigh(layer: nn.Module, _: Any) -> None:
         """A running mean over all its calls, of which a pass may have several: (1 - m) old + m new."""
@@ -42,12 +42,15 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
             model.train()
             for batch in loader:
                 x = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
-                if not isinstance(x, Tensor):
+                if not isinstance(x, Tensor) or not x.dim():
+                    given = "a scalar" if isinstance(x, Tensor) else type(x).__name__
                     raise SparsityError(
-                        f"the loader must give tensors, or tuples that begin with one, not {type(x).__name__}"
+                        f"the loader must give tensors, or tuples that begin with one, not {given}"
                     )
                 size = len(x)
-                model(x.to(device))
+                total += size
+                if size:
+                    model(x.to(device))
     finally:
         for hook in hooks:
             hook.remove()
@@ -55,8 +58,10 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
             module.training = training
         for layer, momentum, tracked in kept:
             layer.momentum, layer.num_batches_tracked = momentum, tracked
-    if size == 0:
-        raise SparsityError("the loader gave no batch to recompute the batch-norm statistics with")
+    if total == 0:
+        raise SparsityError(
+            "the loader gave no batch of inputs to recompute batch-norm statistics with: give training data"
+        )
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

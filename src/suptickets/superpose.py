@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -66,17 +66,18 @@ class Superposition:
     @torch.no_grad()
     def add(self, ticket: Ticket) -> None:
         """Average one more ticket in; it is not changed, and nothing of it is kept."""
-        average = self.average
+        average, numbers = self.average, _numbers(ticket)
+        if average is not None:
+            _same(average, ticket)
+        _finite(self.count + 1, average, ticket, numbers)
+        self.count += 1
         if average is None:
-            self.count = 1
             self.average = average = self._start(ticket)
         else:
-            _same(average, ticket)
-            self.count += 1
             for keys in alike(average):
                 old, new = (Joined.of(t, keys) for t in (average, ticket))
                 average.sparse |= self._merge(old, new).parted()
-            self._mean(average.dense, ticket.dense)
+            self._mean(average.dense, ticket.dense, numbers)
         if self.prune_when == "each":
             self._prune(average)
 
@@ -88,7 +89,7 @@ class Superposition:
         self.targets = dict(zip(counts, apportion(self.total, shares, sizes), strict=True))
         average = ticket.clone()
         for key, value in average.dense.items():
-            average.dense[key] = value.sqrt_() if key.endswith(_DEVIATION) else value
+            average.dense[key] = value.sqrt_() if _is_variance(key, value) else value
         if self.rule == "caa":
             for connections in average.sparse.values():
                 connections.times = torch.ones_like(connections.rows, dtype=torch.int16)
@@ -99,17 +100,14 @@ class Superposition:
         """Weight of the newest ticket in what is averaged independently of connections."""
         return 1 - self.beta if self.rule == "cima" else 1 / self.count
 
-    def _mean(self, old: dict[str, Any], new: Mapping[str, Any]) -> None:
+    def _mean(self, old: dict[str, Any], new: Mapping[str, Any], numbers: Mapping[str, Tensor]) -> None:
         """Everything that is not sparse is averaged; of integers (counters of batches) the newest is kept."""
-        tensors = {key: value for key, value in new.items() if isinstance(value, Tensor)}
-        averaged = [key for key, value in tensors.items() if value.is_floating_point() or value.is_complex()]
-        for key in new.keys() - averaged:
+        for key in new.keys() - numbers.keys():
             old[key] = new[key].clone() if isinstance(new[key], Tensor) else new[key]
-        if averaged:
-            mine = [old[key] for key in averaged]
-            theirs = [new[key].sqrt() if key.endswith(_DEVIATION) else new[key] for key in averaged]
+        if numbers:
+            mine = [old[key] for key in numbers]
             torch._foreach_mul_(mine, 1 - self._new_weight)
-            torch._foreach_add_(mine, theirs, alpha=self._new_weight)
+            torch._foreach_add_(mine, list(numbers.values()), alpha=self._new_weight)
 
     def _merge(self, old: Joined, new: Joined) -> Joined:
         """The average over the union of their positions."""
@@ -155,7 +153,7 @@ class Superposition:
         if self.prune_when == "end":
             self._prune(ticket)
         for key, value in ticket.dense.items():
-            ticket.dense[key] = value.square() if key.endswith(_DEVIATION) else value
+            ticket.dense[key] = value.square() if _is_variance(key, value) else value
         empty = [key for key, connections in ticket.sparse.items() if not len(connections.rows)]
         if empty:
             warnings.warn(f"pruning left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=3)
@@ -176,16 +174,54 @@ def _top(scores: Tensor, count: int) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, strongest(scores, count), True)
 
 
+def _is_number(value: Any) -> TypeGuard[Tensor]:
+    """Whether it can be averaged: a tensor, and not of integers."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _is_variance(key: str, value: Any) -> TypeGuard[Tensor]:
+    return str(key).endswith(_DEVIATION) and _is_number(value)
+
+
+def _numbers(ticket: Ticket) -> dict[str, Tensor]:
+    """What is averaged as it is: all that is not sparse, variances as standard deviations."""
+    dense = {key: value for key, value in ticket.dense.items() if _is_number(value)}
+    return {key: value.sqrt() if _is_variance(key, value) else value for key, value in dense.items()}
+
+
+def _finite(number: int, average: Ticket | None, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
+    """Refuse a ticket that has no average; an infinity that all of them have (of a mask) has one.
+
+    If all norms are finite, which one look at the device tells, then so is everything.
+    """
+    old = numbers if average is None else {key: average.dense[key] for key in numbers}
+    tensors = [*(c.values for c in ticket.sparse.values()), *numbers.values(), *old.values()]
+    norms = torch._foreach_norm(tensors) if tensors else []
+    if not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all()):
+        return
+    wrong = [key for key, connections in ticket.sparse.items() if not connections.values.isfinite().all()]
+    for key, new in numbers.items():
+        averaged = (new == old[key]) | (new.isfinite() & old[key].isfinite())
+        wrong += [] if averaged.all() else [key]
+    if wrong:
+        raise SparsityError(
+            f"ticket {number} has NaN, infinite numbers or negative variances in {', '.join(wrong)}: "
+            "its training diverged, leave it out (of a mask: layers= says what the weights are)"
+        )
+
+
 def _same(ours: Ticket, theirs: Ticket) -> None:
-    """Refuse a ticket with other names or shapes, and list them."""
-    a, b = (
-        {**t.shapes, **{key: getattr(v, "shape", None) for key, v in t.dense.items()}} for t in (ours, theirs)
-    )
-    differing = [
-        f"{key} ({_shape(a, key)} and {_shape(b, key)})" for key in {**a, **b} if a.get(key) != b.get(key)
-    ]
-    if differing:
-        raise SparsityError(f"the tickets differ in names or shapes: {', '.join(differing)}")
+    """Refuse a ticket with other names, shapes or sorts of numbers, and list them."""
+    kinds = "types or devices, which tensor.to changes"
+    for what, read in (("names or shapes", _shapes), (kinds, _kinds)):
+        a, b = read(ours), read(theirs)
+        differing = [
+            f"{key} ({a.get(key, 'missing')} and {b.get(key, 'missing')})"
+            for key in {**a, **b}
+            if a.get(key) != b.get(key)
+        ]
+        if differing:
+            raise SparsityError(f"the tickets differ in {what}: {', '.join(differing)}")
     disputed = sorted(ours.sparse.keys() ^ theirs.sparse.keys())
     if disputed:
         raise SparsityError(
@@ -193,8 +229,20 @@ def _same(ours: Ticket, theirs: Ticket) -> None:
         )
 
 
-def _shape(shapes: Mapping[str, torch.Size | None], key: str) -> str:
-    return "x".join(map(str, shapes[key] or ())) or "scalar" if key in shapes else "missing"
+def _shapes(ticket: Ticket) -> dict[str, str]:
+    shapes = {**ticket.shapes, **{key: getattr(v, "shape", None) for key, v in ticket.dense.items()}}
+    return {k: "no tensor" if s is None else "x".join(map(str, s)) or "scalar" for k, s in shapes.items()}
+
+
+def _kinds(ticket: Ticket) -> dict[str, str]:
+    """What can be averaged with what; of integers nothing is."""
+    values = {**ticket.dense, **{key: connections.values for key, connections in ticket.sparse.items()}}
+    return {key: _kind(value) if _is_number(value) else "integer" for key, value in values.items()}
+
+
+def _kind(value: Tensor) -> str:
+    place = f" on {value.device}" if value.dim() else ""  # a scalar goes anywhere
+    return ("complex" if value.is_complex() else "floating-point") + place
 
 
 def superpose(
@@ -223,7 +271,7 @@ def superpose(
     superposition = Superposition(rule, beta, prune, prune_when)
     if isinstance(tickets, Mapping | str | os.PathLike) or not isinstance(tickets, Iterable):
         raise SparsityError("superpose takes a list of tickets: state dicts, network.state_dict()s or files")
-    chosen = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
+    chosen = None if layers is None else _names(layers)
     for item in tickets:
         ticket = _ticket(item, chosen, superposition.average)
         if superposition.average is None and sparsity is not None:
@@ -234,6 +282,13 @@ def superpose(
     if superposition.average is None:
         raise SparsityError("there are no tickets to superpose: the list is empty")
     return superposition.result().state_dict()
+
+
+def _names(layers: str | Iterable[str]) -> list[str]:
+    names = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SparsityError(f"layers must be the names of weights, not {layers!r}")
+    return names
 
 
 def _ticket(
@@ -248,9 +303,11 @@ def _ticket(
             "this is the state of a sparse model: give network.state_dict() or network.densify().state_dict()"
         )
     if {"model", "shapes"} <= set(state):
+        _check_network(state)
         if state["shapes"]:
             return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
         state = state["model"]  # of a network that stores nothing sparse
+    _check_tensors(state)
     if layers is None:
         left_dense = {} if first is None else first.dense
         layers = [key for key, value in state.items() if _is_weight(value) and key not in left_dense]
@@ -258,10 +315,56 @@ def _ticket(
     if missing:
         raise SparsityError(f"a ticket has no {', '.join(missing)}")
     if not layers:
-        nested = [key for key, value in state.items() if isinstance(value, Mapping)]
+        nested = [str(key) for key, value in state.items() if isinstance(value, Mapping)]
         hint = f", perhaps what is under {', '.join(nested)}" if nested else ""
         raise SparsityError(f"a ticket has no weights: give the state dict itself{hint}")
+    wrong = [key for key in layers if not _is_number(state[key])]
+    if wrong:
+        raise SparsityError(f"layers must name tensors of floating-point numbers, not {', '.join(wrong)}")
     return Ticket.of_dense(state, layers)
+
+
+def _check_network(state: Mapping[str, Any]) -> None:
+    """Refuse a `network.state_dict()` that is not whole."""
+    model, shapes, aliases = state["model"], state["shapes"], state.get("aliases") or {}
+    wrong = [name for name in ("model", "shapes") if not isinstance(state[name], Mapping)]
+    if not wrong:
+        _check_tensors(model)
+        wrong = [key for key, shape in shapes.items() if not _fits(model, key, shape)]
+        tied = isinstance(aliases, Mapping) and all(key in shapes for key in aliases.values())
+        wrong += [] if tied else ["aliases"]
+    if wrong:
+        raise SparsityError(f"the state of a network is damaged: {', '.join(map(str, wrong))}: save it anew")
+
+
+def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
+    """Whether the positions of a weight are those of its values: in it, sorted and unique."""
+    values, rows = model.get(key), model.get(f"{key}{SUFFIX}.positions")
+    if not isinstance(shape, list | tuple) or not all(isinstance(side, int) for side in shape):
+        return False
+    if not _is_number(values) or not isinstance(rows, Tensor) or rows.shape != (values.numel(),):
+        return False
+    if _is_number(rows) or not len(rows):
+        return not len(rows)
+    return bool(rows[0] >= 0 and rows[-1] < math.prod(shape) and (rows[1:] > rows[:-1]).all())
+
+
+def _check_tensors(state: Mapping[str, Any]) -> None:
+    """Refuse tensors that have no numbers, or none that can be computed with."""
+    strange = [
+        f"{key} ({value.layout}, {value.dtype}, {value.device})"
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+        and (
+            value.is_meta
+            or value.layout is not torch.strided
+            or (value.is_floating_point() and value.element_size() < 2)
+        )
+    ]
+    if strange:
+        raise SparsityError(
+            f"a ticket has tensors that cannot be averaged, convert them: {', '.join(strange)}"
+        )
 
 
 def _is_weight(value: Any) -> bool:

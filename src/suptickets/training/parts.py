@@ -21,6 +21,7 @@ from suptickets.measure.flops import flops
 from suptickets.sparsify import sparsify
 from suptickets.tickets import SupTickets, epochs_to_steps
 from suptickets.training import build
+from suptickets.training.folder import TrainingError
 from suptickets.training.meter import Meter
 from suptickets.training.processes import Processes
 from suptickets.training.settings import Settings
@@ -33,7 +34,11 @@ class ScoredTickets(SupTickets):
 
     def collect(self) -> None:
         """Take the network as a ticket."""
-        super().collect()
+        try:
+            super().collect()
+        except SparsityError as error:
+            where = f"step {self.network.step}, where a ticket is collected"
+            raise TrainingError(f"the network is not finite at {where}: use a lower --lr-high") from error
         if self.told is not None:
             self.told()
 
