@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -173,3 +173,8 @@ def alike(ticket: Ticket) -> list[list[str]]:
 
 def _positions(key: str) -> str:
     return f"{key}{SUFFIX}.positions"
+
+
+def is_number(value: Any) -> TypeGuard[Tensor]:
+    """Whether it can be averaged: a tensor, and not of integers."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -16,12 +16,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from suptickets.connections import Joined, Ticket, alike
+from suptickets.connections import Joined, Ticket, alike, is_number
 from suptickets.criteria import strongest
-from suptickets.deploy.compact import load_compact
 from suptickets.distribution import apportion
-from suptickets.errors import SparsityError, choice, fraction, reason
-from suptickets.weight import SUFFIX
+from suptickets.errors import SparsityError, choice, fraction
+from suptickets.given import layer_names, read_ticket
 
 RULES = {
     "cia": "connection independent averaging: divide by the number of tickets",
@@ -174,18 +173,13 @@ def _top(scores: Tensor, count: int) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).index_fill_(0, strongest(scores, count), True)
 
 
-def _is_number(value: Any) -> TypeGuard[Tensor]:
-    """Whether it can be averaged: a tensor, and not of integers."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def _is_variance(key: str, value: Any) -> TypeGuard[Tensor]:
-    return str(key).endswith(_DEVIATION) and _is_number(value)
+    return str(key).endswith(_DEVIATION) and is_number(value)
 
 
 def _numbers(ticket: Ticket) -> dict[str, Tensor]:
     """What is averaged as it is: all that is not sparse, variances as standard deviations."""
-    dense = {key: value for key, value in ticket.dense.items() if _is_number(value)}
+    dense = {key: value for key, value in ticket.dense.items() if is_number(value)}
     return {key: value.sqrt() if _is_variance(key, value) else value for key, value in dense.items()}
 
 
@@ -237,7 +231,7 @@ def _shapes(ticket: Ticket) -> dict[str, str]:
 def _kinds(ticket: Ticket) -> dict[str, str]:
     """What can be averaged with what; of integers nothing is."""
     values = {**ticket.dense, **{key: connections.values for key, connections in ticket.sparse.items()}}
-    return {key: _kind(value) if _is_number(value) else "integer" for key, value in values.items()}
+    return {key: _kind(value) if is_number(value) else "integer" for key, value in values.items()}
 
 
 def _kind(value: Tensor) -> str:
@@ -271,9 +265,9 @@ def superpose(
     superposition = Superposition(rule, beta, prune, prune_when)
     if isinstance(tickets, Mapping | str | os.PathLike) or not isinstance(tickets, Iterable):
         raise SparsityError("superpose takes a list of tickets: state dicts, network.state_dict()s or files")
-    chosen = None if layers is None else _names(layers)
+    chosen = None if layers is None else layer_names(layers)
     for item in tickets:
-        ticket = _ticket(item, chosen, superposition.average)
+        ticket = read_ticket(item, chosen, superposition.average)
         if superposition.average is None and sparsity is not None:
             size = sum(math.prod(shape) for shape in ticket.shapes.values())
             superposition.total = round((1 - fraction("sparsity", sparsity)) * size)
@@ -282,103 +276,3 @@ def superpose(
     if superposition.average is None:
         raise SparsityError("there are no tickets to superpose: the list is empty")
     return superposition.result().state_dict()
-
-
-def _names(layers: str | Iterable[str]) -> list[str]:
-    names = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise SparsityError(f"layers must be the names of weights, not {layers!r}")
-    return names
-
-
-def _ticket(
-    item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None, first: Ticket | None
-) -> Ticket:
-    """A ticket from whatever it is; its sparse weights are those of the first one, unless `layers` says."""
-    if not isinstance(item, Mapping | str | os.PathLike):
-        raise SparsityError(f"a ticket must be a state dict or a file, not a {type(item).__name__}")
-    state = item if isinstance(item, Mapping) else _load(item)
-    if any(str(key).endswith(f"{SUFFIX}.positions") for key in state):
-        raise SparsityError(
-            "this is the state of a sparse model: give network.state_dict() or network.densify().state_dict()"
-        )
-    if {"model", "shapes"} <= set(state):
-        _check_network(state)
-        if state["shapes"]:
-            return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
-        state = state["model"]  # of a network that stores nothing sparse
-    _check_tensors(state)
-    if layers is None:
-        left_dense = {} if first is None else first.dense
-        layers = [key for key, value in state.items() if _is_weight(value) and key not in left_dense]
-    missing = [key for key in layers if key not in state]
-    if missing:
-        raise SparsityError(f"a ticket has no {', '.join(missing)}")
-    if not layers:
-        nested = [str(key) for key, value in state.items() if isinstance(value, Mapping)]
-        hint = f", perhaps what is under {', '.join(nested)}" if nested else ""
-        raise SparsityError(f"a ticket has no weights: give the state dict itself{hint}")
-    wrong = [key for key in layers if not _is_number(state[key])]
-    if wrong:
-        raise SparsityError(f"layers must name tensors of floating-point numbers, not {', '.join(wrong)}")
-    return Ticket.of_dense(state, layers)
-
-
-def _check_network(state: Mapping[str, Any]) -> None:
-    """Refuse a `network.state_dict()` that is not whole."""
-    model, shapes, aliases = state["model"], state["shapes"], state.get("aliases") or {}
-    wrong = [name for name in ("model", "shapes") if not isinstance(state[name], Mapping)]
-    if not wrong:
-        _check_tensors(model)
-        wrong = [key for key, shape in shapes.items() if not _fits(model, key, shape)]
-        tied = isinstance(aliases, Mapping) and all(key in shapes for key in aliases.values())
-        wrong += [] if tied else ["aliases"]
-    if wrong:
-        raise SparsityError(f"the state of a network is damaged: {', '.join(map(str, wrong))}: save it anew")
-
-
-def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
-    """Whether the positions of a weight are those of its values: in it, sorted and unique."""
-    values, rows = model.get(key), model.get(f"{key}{SUFFIX}.positions")
-    if not isinstance(shape, list | tuple) or not all(isinstance(side, int) for side in shape):
-        return False
-    if not _is_number(values) or not isinstance(rows, Tensor) or rows.shape != (values.numel(),):
-        return False
-    if _is_number(rows) or not len(rows):
-        return not len(rows)
-    return bool(rows[0] >= 0 and rows[-1] < math.prod(shape) and (rows[1:] > rows[:-1]).all())
-
-
-def _check_tensors(state: Mapping[str, Any]) -> None:
-    """Refuse tensors that have no numbers, or none that can be computed with."""
-    strange = [
-        f"{key} ({value.layout}, {value.dtype}, {value.device})"
-        for key, value in state.items()
-        if isinstance(value, Tensor)
-        and (
-            value.is_meta
-            or value.layout is not torch.strided
-            or (value.is_floating_point() and value.element_size() < 2)
-        )
-    ]
-    if strange:
-        raise SparsityError(
-            f"a ticket has tensors that cannot be averaged, convert them: {', '.join(strange)}"
-        )
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
-
-
-def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """A state from a file, without running anything that is in it."""
-    try:
-        if str(path).endswith(".safetensors"):
-            return load_compact(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
-    if not isinstance(state, Mapping):
-        raise SparsityError(f"cannot read a ticket from {path}: it holds no state dict")
-    return state

@@ -1,0 +1,117 @@
+"""Tickets from elsewhere: state dicts of plain models, states of networks, files of both; all are checked."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suptickets.connections import Ticket, is_number
+from suptickets.deploy.compact import load_compact
+from suptickets.errors import SparsityError, reason
+from suptickets.weight import SUFFIX
+
+
+def layer_names(layers: str | Iterable[str]) -> list[str]:
+    """As they are given for plain state dicts."""
+    names = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SparsityError(f"layers must be the names of weights, not {layers!r}")
+    return names
+
+
+def read_ticket(
+    item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None, first: Ticket | None
+) -> Ticket:
+    """A ticket from whatever it is; its sparse weights are those of the first one, unless `layers` says."""
+    if not isinstance(item, Mapping | str | os.PathLike):
+        raise SparsityError(f"a ticket must be a state dict or a file, not a {type(item).__name__}")
+    state = item if isinstance(item, Mapping) else _load(item)
+    if any(str(key).endswith(f"{SUFFIX}.positions") for key in state):
+        raise SparsityError(
+            "this is the state of a sparse model: give network.state_dict() or network.densify().state_dict()"
+        )
+    if {"model", "shapes"} <= set(state):
+        _check_network(state)
+        if state["shapes"]:
+            return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
+        state = state["model"]  # of a network that stores nothing sparse
+    _check_tensors(state)
+    if layers is None:
+        left_dense = {} if first is None else first.dense
+        layers = [key for key, value in state.items() if _is_weight(value) and key not in left_dense]
+    missing = [key for key in layers if key not in state]
+    if missing:
+        raise SparsityError(f"a ticket has no {', '.join(missing)}")
+    if not layers:
+        nested = [str(key) for key, value in state.items() if isinstance(value, Mapping)]
+        hint = f", perhaps what is under {', '.join(nested)}" if nested else ""
+        raise SparsityError(f"a ticket has no weights: give the state dict itself{hint}")
+    wrong = [key for key in layers if not is_number(state[key])]
+    if wrong:
+        raise SparsityError(f"layers must name tensors of floating-point numbers, not {', '.join(wrong)}")
+    return Ticket.of_dense(state, layers)
+
+
+def _check_network(state: Mapping[str, Any]) -> None:
+    """Refuse a `network.state_dict()` that is not whole."""
+    model, shapes, aliases = state["model"], state["shapes"], state.get("aliases") or {}
+    wrong = [name for name in ("model", "shapes") if not isinstance(state[name], Mapping)]
+    if not wrong:
+        _check_tensors(model)
+        wrong = [key for key, shape in shapes.items() if not _fits(model, key, shape)]
+        tied = isinstance(aliases, Mapping) and all(key in shapes for key in aliases.values())
+        wrong += [] if tied else ["aliases"]
+    if wrong:
+        raise SparsityError(f"the state of a network is damaged: {', '.join(map(str, wrong))}: save it anew")
+
+
+def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
+    """Whether the positions of a weight are those of its values: in it, sorted and unique."""
+    values, rows = model.get(key), model.get(f"{key}{SUFFIX}.positions")
+    if not isinstance(shape, list | tuple) or not all(isinstance(side, int) for side in shape):
+        return False
+    if not is_number(values) or not isinstance(rows, Tensor) or rows.shape != (values.numel(),):
+        return False
+    if is_number(rows) or not len(rows):
+        return not len(rows)
+    return bool(rows[0] >= 0 and rows[-1] < math.prod(shape) and (rows[1:] > rows[:-1]).all())
+
+
+def _check_tensors(state: Mapping[str, Any]) -> None:
+    """Refuse tensors that have no numbers, or none that can be computed with."""
+    strange = [
+        f"{key} ({value.layout}, {value.dtype}, {value.device})"
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+        and (
+            value.is_meta
+            or value.layout is not torch.strided
+            or (value.is_floating_point() and value.element_size() < 2)
+        )
+    ]
+    if strange:
+        raise SparsityError(
+            f"a ticket has tensors that cannot be averaged, convert them: {', '.join(strange)}"
+        )
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
+
+
+def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """A state from a file, without running anything that is in it."""
+    try:
+        if str(path).endswith(".safetensors"):
+            return load_compact(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
+    if not isinstance(state, Mapping):
+        raise SparsityError(f"cannot read a ticket from {path}: it holds no state dict")
+    return state
