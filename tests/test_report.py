@@ -262,6 +262,17 @@ def test_a_seed_of_the_same_settings_counts_once(runs, tmp_path):
     assert again.numbers == run_page(read_runs([runs / "none-1"])).numbers
 
 
+def test_images_of_two_folders_are_two_settings(runs, tmp_path):
+    for name in ("a", "b"):
+        edit(shutil.copytree(runs / "none-1", tmp_path / name), "config.json", data_dir=f"/{name}")
+    assert "left out" in markdown(run_page(read_runs([tmp_path])))
+    for name in ("a", "b"):
+        edit(tmp_path / name, "config.json", data="folder")
+    found = group(read_runs([tmp_path]))
+    assert sorted(one.label for one in found) == ["RigL, data dir /a", "RigL, data dir /b"]
+    assert "left out" not in markdown(run_page(read_runs([tmp_path])))
+
+
 def test_names_that_are_cut_are_told_apart():
     names = [f"RigL + Sup-tickets, an option of a long name {value}" for value in (0.5, 0.75)]
     first, second, third = told_apart([*names, "RigL"], 18)

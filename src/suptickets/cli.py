@@ -329,7 +329,6 @@ WIDTH = 160  # where there is no terminal
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Whoever reads its output may stop reading: that is no error."""
-    status = 1
     try:
         status = _main(arguments)
     finally:

@@ -327,18 +327,20 @@ def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
 
 
 def _identity(run: Run) -> str:
-    kept = {key: setting(run.config, key) for key in {**DEFAULTS, **run.config} if key not in INCIDENTAL}
-    return json.dumps(kept, sort_keys=True)
+    keys = {**DEFAULTS, **run.config}.keys() - _incidental(run.config)
+    return json.dumps({key: setting(run.config, key) for key in sorted(keys)})
+
+
+def _incidental(config: Mapping[str, Any]) -> set[str]:
+    """Of images in folders the place is their name."""
+    return INCIDENTAL - {"data_dir"} if config.get("data") == "folder" else INCIDENTAL
 
 
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The settings in which these differ, but for incidental ones."""
-    keys = dict.fromkeys(chain.from_iterable(configs))
-    return [
-        key
-        for key in keys
-        if key not in INCIDENTAL and len({json.dumps(setting(config, key)) for config in configs}) > 1
-    ]
+    ours = [[key for key in config if key not in _incidental(config)] for config in configs]
+    keys = dict.fromkeys(chain.from_iterable(ours))
+    return [key for key in keys if len({json.dumps(setting(config, key)) for config in configs}) > 1]
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
