@@ -20,7 +20,7 @@ from suptickets.report.chart import told_apart
 from suptickets.report.html import html
 from suptickets.report.looks import looks
 from suptickets.report.measures import MEASURES, duration, plain
-from suptickets.report.runs import INCIDENTAL, group, setting_name, varying
+from suptickets.report.runs import INCIDENTAL, group, repeated, setting_name, varying
 from suptickets.report.text import latex, markdown
 from suptickets.training import settings
 from suptickets.training.folder import TrainingError
@@ -258,6 +258,9 @@ def test_a_seed_of_the_same_settings_counts_once(runs, tmp_path):
     text = markdown(page)
     for name in ("none-1", "none-1-begun"):
         assert re.search(rf"{name} has the settings and the seed of \S+none-1-again, and is left out", text)
+    kept = edit(shutil.copytree(runs / "none-1", tmp_path / "kept"), "config.json", keep_tickets=True)
+    for order in ([kept, runs / "none-1"], [runs / "none-1", kept]):
+        assert [*repeated(read_runs(order))] == [runs / "none-1"]
     again = run_page(read_runs([tmp_path / "runs" / name for name in ("none-1", "none-1-again")]))
     assert again.numbers == run_page(read_runs([runs / "none-1"])).numbers
 

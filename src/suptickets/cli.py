@@ -194,6 +194,8 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         if folder.settings() is None:
             raise SparsityError(f"{out} holds no run to resume: it has no config.json")
         config = folder.config
+        if "data_dir" in given:
+            given["data_dir"] = os.path.abspath(given["data_dir"])
     settings = resolve(given, config)
     if arguments.seeds < 1:
         raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")
@@ -331,9 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Whoever reads its output may stop reading: that is no error."""
     try:
         status = _main(arguments)
-    finally:
-        unwritten = _write("")  # help has not left the buffer
-    return status or unwritten
+    except SystemExit as left:  # help has not left the buffer
+        raise SystemExit(_write("") or left.code) from None
+    return status or _write("")
 
 
 def program() -> NoReturn:

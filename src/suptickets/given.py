@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -51,9 +51,11 @@ def read_ticket(
         nested = [str(key) for key, value in state.items() if isinstance(value, Mapping)]
         hint = f", perhaps what is under {', '.join(nested)}" if nested else ""
         raise SparsityError(f"a ticket has no weights: give the state dict itself{hint}")
-    wrong = [key for key in layers if not is_number(state[key])]
+    wrong = [key for key in layers if not _is_dense(state[key])]
     if wrong:
-        raise SparsityError(f"layers must name tensors of floating-point numbers, not {', '.join(wrong)}")
+        raise SparsityError(
+            f"layers must name dense tensors of floating-point numbers, not {', '.join(wrong)}"
+        )
     return Ticket.of_dense(state, layers)
 
 
@@ -85,14 +87,10 @@ def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
 def _check_tensors(state: Mapping[str, Any]) -> None:
     """Refuse tensors that have no numbers, or none that can be computed with."""
     strange = [
-        f"{key} ({value.layout}, {value.dtype}, {value.device})"
+        f"{key} ({value.dtype}, {value.device})"
         for key, value in state.items()
         if isinstance(value, Tensor)
-        and (
-            value.is_meta
-            or value.layout is not torch.strided
-            or (value.is_floating_point() and value.element_size() < 2)
-        )
+        and (value.is_meta or (value.is_floating_point() and value.element_size() < 2))
     ]
     if strange:
         raise SparsityError(
@@ -100,8 +98,12 @@ def _check_tensors(state: Mapping[str, Any]) -> None:
         )
 
 
+def _is_dense(value: Any) -> TypeGuard[Tensor]:
+    return is_number(value) and value.layout is torch.strided
+
+
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
+    return _is_dense(value) and value.dim() >= 2 and value.is_floating_point()
 
 
 def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ RULES = {
     "cima": "connection independent moving averaging: beta x old + (1 - beta) x new",
 }
 _DEVIATION = "running_var"  # variances are averaged as standard deviations (the paper's AV)
+_STATE = ("weight", "bias", "running_mean", _DEVIATION)  # what layers call what must be numbers
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Superposition:
         average, numbers = self.average, _numbers(ticket)
         if average is not None:
             _same(average, ticket)
-        _finite(self.count + 1, average, ticket, numbers)
+        _refuse_nan(self.count + 1, ticket, numbers)
         self.count += 1
         if average is None:
             self.average = average = self._start(ticket)
@@ -183,24 +184,19 @@ def _numbers(ticket: Ticket) -> dict[str, Tensor]:
     return {key: value.sqrt() if _is_variance(key, value) else value for key, value in dense.items()}
 
 
-def _finite(number: int, average: Ticket | None, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
-    """Refuse a ticket that has no average; an infinity that all of them have (of a mask) has one.
+def _refuse_nan(number: int, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
+    """Refuse a ticket of a training that diverged; buffers of other names may be what they like.
 
-    If all norms are finite, which one look at the device tells, then so is everything.
+    One look at the device tells whether a norm is NaN; only then is it asked which.
     """
-    old = numbers if average is None else {key: average.dense[key] for key in numbers}
-    tensors = [*(c.values for c in ticket.sparse.values()), *numbers.values(), *old.values()]
-    norms = torch._foreach_norm(tensors) if tensors else []
-    if not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all()):
-        return
-    wrong = [key for key, connections in ticket.sparse.items() if not connections.values.isfinite().all()]
-    for key, new in numbers.items():
-        averaged = (new == old[key]) | (new.isfinite() & old[key].isfinite())
-        wrong += [] if averaged.all() else [key]
-    if wrong:
+    found = {key: connections.values for key, connections in ticket.sparse.items()}
+    found |= {key: value for key, value in numbers.items() if str(key).rpartition(".")[2] in _STATE}
+    norms = torch._foreach_norm([*found.values()]) if found else []
+    if norms and bool(torch.stack([n.to(norms[0]) for n in norms]).isnan().any()):
+        wrong = [key for key, value in found.items() if value.isnan().any()]
         raise SparsityError(
-            f"ticket {number} has NaN, infinite numbers or negative variances in {', '.join(wrong)}: "
-            "its training diverged, leave it out (of a mask: layers= says what the weights are)"
+            f"ticket {number} has NaN or negative variances in {', '.join(wrong)}: its training diverged, "
+            "leave it out"
         )
 
 

@@ -41,7 +41,8 @@ def save_onnx(model: nn.Module, images: Tensor, path: str | Path) -> None:
     try:
         with _quiet():
             program = _program(model, images)
-            free = _for_any_number(program, model, images)
+            if free := _for_any_number(program, model, images):
+                program.save(path, external_data=False)
     except Exception as error:
         raise SparsityError(f"torch cannot write this network as ONNX: {reason(error)}") from error
     if not free:
@@ -49,7 +50,6 @@ def save_onnx(model: nn.Module, images: Tensor, path: str | Path) -> None:
             "torch would write this network as ONNX for some numbers of images only: let it use x.shape[0], "
             "not len(x) or int(x.shape[0]), and neither a loop over x nor a condition on the number"
         )
-    program.save(path, external_data=False)
 
 
 def _program(model: nn.Module, images: Tensor) -> ONNXProgram:

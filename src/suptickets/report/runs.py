@@ -320,8 +320,12 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
-    """The runs of the settings and the seed of another: which; of several the last that is done counts."""
-    counted = {(_identity(run), run.seed): run for run in sorted(runs, key=lambda run: bool(run.summary))}
+    """The runs of the settings and the seed of another: which.
+
+    Of several the last counts, of those that are done, of those that kept their tickets.
+    """
+    order = sorted(runs, key=lambda run: (bool(run.summary), bool(run.config.get("keep_tickets"))))
+    counted = {(_identity(run), run.seed): run for run in order}
     others = {run.path: counted[_identity(run), run.seed].path for run in runs}
     return {path: other for path, other in others.items() if path != other}
 

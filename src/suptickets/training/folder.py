@@ -87,8 +87,7 @@ class RunFolder:
         """The result of this run, if it is done; refuses a folder that holds another run.
 
         A damaged summary is none, nor is one whose network is gone: the run is finished again from its
-        checkpoint. `moved`: its data may be
-        elsewhere now.
+        checkpoint. `moved`: its data may be elsewhere now.
         """
         if force:
             return None

@@ -37,8 +37,7 @@ class ScoredTickets(SupTickets):
         try:
             super().collect()
         except SparsityError as error:
-            where = f"step {self.network.step}, where a ticket is collected"
-            raise TrainingError(f"the network is not finite at {where}: use a lower --lr-high") from error
+            raise TrainingError(f"after step {self.network.step} {error}: use a lower --lr-high") from error
         if self.told is not None:
             self.told()
 
