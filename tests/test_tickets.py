@@ -933,7 +933,9 @@ def tensor_bytes():
         storages = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
             for t in gc.get_objects()
-            if type(t) in (torch.Tensor, nn.Parameter) and t.device.type == "cpu"
+            if type(t) in (torch.Tensor, nn.Parameter)
+            and t.device.type == "cpu"
+            and t.layout is torch.strided
         }
     return sum(storages.values())
 
