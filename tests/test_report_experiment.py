@@ -151,7 +151,7 @@ def test_the_page_of_a_table(tmp_path):
     cells = make_cells(0.8)
     runs = read_runs([make_run(tmp_path / "run")])
     page = experiment_page(
-        "VGG-16", "Table 1", cells, runs=runs, notes=["a trial"], command="suptickets reproduce vgg16"
+        "VGG-16", "Table 1", cells, runs=runs, notes=["a trial"], commands=["suptickets reproduce vgg16"]
     )
     shown = {number.label: number for number in page.numbers}
     done = [c for c in cells if c.ours]
@@ -250,7 +250,7 @@ def test_text_says_what_the_reader_must_know():
 def test_how_to_run_an_experiment_again():
     made = {"versions": {"torch": "2.13"}, "hardware": "CPU", "revision": "abc", "command": "first"}
     page = experiment_page(
-        "a", "b", make_cells(), command="now", results=[made, {**made, "command": "second"}, made]
+        "a", "b", make_cells(), commands=["now"], results=[made, {**made, "command": "second"}, made]
     )
     command, by = page.sections[-1].blocks
     assert (command.title, list(command.lines)) == ("Command", ["now"])
@@ -369,7 +369,9 @@ def test_the_example_in_the_documents(tmp_path, monkeypatch):
 
 def test_names_stay_text():
     cells = [cell(0.9, 0.8, variation=EVIL, booster=b, data=EVIL, **{EVIL: EVIL}) for b in ("none", EVIL)]
-    text = html(experiment_page(EVIL, EVIL, cells, notes=[EVIL], command=EVIL, figure=FIGURES["averaging"]))
+    text = html(
+        experiment_page(EVIL, EVIL, cells, notes=[EVIL], commands=[EVIL], figure=FIGURES["averaging"])
+    )
     assert text.count("<script>") == text.count("</script>") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 

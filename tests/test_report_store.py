@@ -1,6 +1,7 @@
 """Pages of experiments from a store: alone, and with the folders of its runs."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 from statistics import mean, stdev
@@ -256,6 +257,40 @@ def test_a_scale_without_results_names_those_that_there_are(tmp_path):
         write_pages(tmp_path, scale=1.0, separate=True)
     with pytest.raises(SparsityError, match="there are no results yet: run suptickets reproduce"):
         write_pages(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "name, some",
+    [
+        ("vgg16", ["method=rigl", "method=dense", "data=cifar100,method=set,method=granet,sparsity=0.95"]),
+        ("averaging", ["model=vgg16", "model=resnet50,sparsity=0.95,rule=cia"]),
+        ("cycle-length", ["model=resnet50,sparsity=0.8,cycle_epochs=8"]),
+        ("significance", ["method=rigl", "data=cifar10,method=set,sparsity=0.9"]),
+        ("large-lr", ["model=vgg16,lr_high=0.1"]),
+        ("uncertainty", [""]),
+        (
+            "batch-norm",
+            ["data=cifar10,model=vgg16,method=set,sparsity=0.95,batch_norm=average,booster=sup-tickets"],
+        ),
+    ],
+)
+def test_the_commands_train_what_there_is_and_nothing_else(tmp_path, name, some):
+    for number, cells in enumerate(some, start=1):
+        make_store(tmp_path, name, cells=cells, seeds=range(1, number + 1))
+    text = html(pages(tmp_path, name))
+    lines = [shlex.split(line) for line in re.findall(f"suptickets reproduce {name} .*--out again", text)]
+    trained = set()
+    for line in lines:
+        options = dict(zip(line[3::2], line[4::2], strict=True))
+        selected = experiment(name).cells(options.get("--cells", ""))
+        trained |= {(str(r.key), options["--seeds"]) for cell in selected for r in readings(cell)}
+    there = {
+        (str(r.key), str(number))
+        for number, cells in enumerate(some, start=1)
+        for cell in experiment(name).cells(cells)
+        for r in readings(cell)
+    }
+    assert trained == there and len(lines) <= 2 * len(some)
 
 
 # ---- Markdown ----

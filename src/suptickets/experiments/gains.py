@@ -155,7 +155,7 @@ def gains_page(
     sections = [replace(first, blocks=[*map(Note, notes), *first.blocks]), *others]
     sections.append(Section("Every cell", [_cells(found)]))
     made = [record for record in records if mode_of(record) == mode]
-    sections.append(again([], f"suptickets report {shlex.quote(str(store))} --experiment {GAINS}", made))
+    sections.append(again([], [f"suptickets report {shlex.quote(str(store))} --experiment {GAINS}"], made))
     return Page(TITLE, ABOUT, _headline(found), sections)
 
 

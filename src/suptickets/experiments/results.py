@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from suptickets.errors import SparsityError, choice
-from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment
+from suptickets.experiments.cells import (
+    EXPERIMENTS,
+    VARIATIONS,
+    Cell,
+    Experiment,
+    experiment,
+    select,
+    written,
+)
 from suptickets.experiments.errata import ERRATA, erratum
-from suptickets.experiments.gains import GAINS, NAMED, gains_page, pairs
+from suptickets.experiments.gains import GAINS, gains_page, pairs
 from suptickets.experiments.numbers import ours, spent
 from suptickets.experiments.plan import (
     TOGETHER,
@@ -45,6 +53,8 @@ MARKS = {
     **dict.fromkeys(("large-lr", "variance", "diversity"), NOBODY),
 }
 UNSHOWN = ("experiment", "measure", *VARIATIONS)
+SPLIT = ("model", "method", "data", "sparsity")  # what a command that would train too much is split by
+FILTERED = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
 
 FORKED = (
     "Forked: runs share their training until the cycles begin, so plain runs drop the rate where those with "
@@ -85,7 +95,7 @@ def page(
         figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
         notes=[*_left_out(used, shown), *_page_notes(mode, own.table), *few],
-        command=_command(name, mode, where, known),
+        commands=_commands(name, mode, where, known),
         results=used,
         seconds=spent(used),
     )
@@ -268,22 +278,38 @@ def _made(mode: Mode) -> list[str]:
     return [*made, *([trial] if mode.trial else []), *([other] if model else [])]
 
 
-def _command(name: str, mode: Mode, where: str, cells: Sequence[tuple[Cell, Ours | None]]) -> str:
-    """What computes the cells that have a result anew, and where these are no whole table, some more."""
+def _commands(name: str, mode: Mode, where: str, cells: Sequence[tuple[Cell, Ours | None]]) -> list[str]:
+    """What computes the cells that have a result anew, and trains nothing else."""
     if not trains(experiment(name).table):
-        return f"suptickets report STORE --experiment {name}"
-    done = [(cell, found) for cell, found in cells if found is not None and readings(cell)]
-    seeds = max((found.runs for _, found in done), default=None)
-    return command(
-        [name], where or _filter([c for c, _ in done], [c for c, _ in cells]), seeds, mode, "again"
-    )
+        return [f"suptickets report STORE --experiment {name}"]
+    runs = {cell: found.runs for cell, found in cells if found is not None and readings(cell)}
+    parts = {where: [*runs]} if where or not runs else _parts([*runs], [cell for cell, _ in cells])
+    seeds = {part: max((runs[cell] for cell in some), default=None) for part, some in parts.items()}
+    return [command([name], part, number, mode, "again") for part, number in seeds.items()]
+
+
+def _parts(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = SPLIT) -> dict[str, list[Cell]]:
+    """These cells by the narrowest filter that leaves them; by several, where one would leave others too."""
+    where = _filter(done, cells)
+    needed = {reading for cell in done for reading in readings(cell)}
+    more = any(not needed.issuperset(readings(cell)) for cell in select(cells, where))
+    if not more or not keys:
+        return {where: [*done]}
+    values = dict.fromkeys(getattr(cell, keys[0]) for cell in done)
+    split = [[cell for cell in done if getattr(cell, keys[0]) == value] for value in values]
+    return {where: some for part in split for where, some in _parts(part, cells, keys[1:]).items()}
 
 
 def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
-    """The narrowest that leaves these."""
-    kept = {name: {getattr(cell, name) for cell in done} for name in NAMED}
-    some = [name for name in NAMED if {getattr(cell, name) for cell in cells} != kept[name]]
-    return ",".join(f"{name}={value}" for name in some for value in sorted(kept[name], reverse=True))
+    """What these cells have, and not all have."""
+    known = [{key: written(value) for key, value in cell.as_dict().items()} for cell in done]
+    every = [{key: written(value) for key, value in cell.as_dict().items()} for cell in cells]
+    terms = []
+    for key in FILTERED:
+        kept = {one.get(key) for one in known}
+        if None not in kept and kept != {one.get(key) for one in every}:
+            terms += [f"{key}={value}" for value in dict.fromkeys(one[key] for one in known)]
+    return ",".join(terms)
 
 
 def _shown(cell: Cell, found: Ours | None, mode: Mode, own: Experiment) -> CellResult:

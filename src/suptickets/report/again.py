@@ -13,9 +13,11 @@ from suptickets.report.measures import NOTHING, duration, number, plain
 from suptickets.report.runs import INCIDENTAL, Run, grouped, setting, varying
 
 
-def again(runs: Sequence[Run], command: str = "", results: Sequence[Mapping[str, Any]] = ()) -> Section:
-    """The command that is given, or that of each run; `results` of a store tell by which they were made."""
-    commands = [plain(command)] if command else [*dict.fromkeys(_command(run) for run in runs)]
+def again(
+    runs: Sequence[Run], commands: Sequence[str] = (), results: Sequence[Mapping[str, Any]] = ()
+) -> Section:
+    """The commands that are given, or that of each run; `results` of a store tell by which they were made."""
+    commands = [plain(line) for line in commands] or [*dict.fromkeys(_command(run) for run in runs)]
     machines = [line for line in dict.fromkeys(_machine(run.summary) for run in runs) if line]
     listings = [
         Listing("Command" if len(commands) == 1 else "Commands", [*commands]),

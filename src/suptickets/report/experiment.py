@@ -32,7 +32,7 @@ def experiment_page(
     figure: Callable[[Sequence[CellResult]], list[Plot]] | None = None,
     mark: Mark | None = None,
     notes: Sequence[str | Note] = (),
-    command: str = "",
+    commands: Sequence[str] = (),
     results: Sequence[Mapping[str, Any]] = (),
     seconds: float | None = None,
 ) -> Page:
@@ -47,7 +47,7 @@ def experiment_page(
         figure: draws it in the paper's own form (`figures.FIGURES` has them by the experiment's name).
         mark: which numbers are bold; by default the best of those that differ in booster and variation alone.
         notes: what the reader must know: a trial's scale, forks or separate runs, errata of the paper.
-        command: what computes all this again; by default the commands of the runs.
+        commands: what computes all this again; by default those of the runs.
         results: of a store, which ours came from: their versions, hardware and revision are told.
         seconds: what all runs took, added up.
     """
@@ -58,7 +58,7 @@ def experiment_page(
         Section(_title(cells), blocks, f"{chosen.text} {_legend(cells)}"),
         Section("Difference", _differences(cells), DIFFERENCE),
         *(panel_sections(runs) if runs else []),
-        again(runs, command, results),
+        again(runs, commands, results),
     ]
     numbers = (*_headline(cells, chosen), *time_spent(seconds, results))
     return Page(title, reference, numbers, [part for part in sections if part.blocks])
