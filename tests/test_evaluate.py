@@ -420,3 +420,19 @@ def test_tickets_superposed_again_keep_what_is_not_sparse(tmp_path: Path, monkey
     Path("again").mkdir()
     finished._superpose(replace(own, rule="caa"), RunFolder("again"))
     assert bool((load_file("again/ticket.safetensors")["pos"] != 0).all())
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_verdict_compares_scores_on_the_same_images(
+    capsys, tmp_path: Path, monkeypatch, held: bool
+) -> None:
+    """The tickets of a run with a holdout were judged by other images than `evaluate` judges by."""
+    monkeypatch.setattr(cli, "write_run_page", lambda run: None)
+    options = ["--holdout", 0.2] if held else []
+    assert cli.main([*map(str, (*SHORT, *options)), "--out", str(tmp_path / "r"), "--json"]) == 0
+    file = tmp_path / "r" / "ticket.safetensors"
+    tickets = [{**ticket, "accuracy": 1.0, "nll": 0.0} for ticket in read_ticket(file)[1]["tickets"]]
+    rewrite(file, tickets=tickets)
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(tmp_path / "r"), "--json"]) == 0
+    assert ("worse than the mean of its tickets" in capsys.readouterr().err) is not held

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, reproduction, runner, work
 from suptickets.experiments.averages import located
-from suptickets.experiments.plan import Mode, plan, wanted
+from suptickets.experiments.plan import Mode, plan, readings, run_of, trunk_of, wanted
 from suptickets.experiments.provenance import revision
 from suptickets.experiments.results import write_pages
 from suptickets.experiments.store import Results, Store
@@ -429,3 +429,36 @@ def test_a_damaged_line_is_told(tmp_path, where, capsys):
     found = run("vgg16", where, tmp_path / "r", filter_)
     assert "line 1 is damaged: skipped, and left as it is" in capsys.readouterr().err
     assert found["cells"][0]["ours"] and found["damaged"] == [f"{file}, line 1"]
+
+
+@pytest.mark.parametrize("change", [{"prune": "layer"}, {"prune_when": "end"}])
+def test_a_changed_setting_holds_for_all_that_is_read_off_the_tickets(tmp_path, where, change):
+    """Forked, where one run gives all averages, as with runs of their own."""
+    counts = {}
+    for separate in (False, True):
+        out = tmp_path / str(separate)
+        cells = "model=vgg16,sparsity=0.9,rule=cia,rule=caa"
+        run("averaging", where, out, cells, changes={**CHANGES, **change}, separate=separate)
+        counts[separate] = {
+            record["cell"]["rule"]: [layer["nonzero"] for layer in record["measures"]["layers"]]
+            for record in Store(out).read()
+        }
+    assert counts[False].keys() == {"cia", "caa"} and counts[False] == counts[True]
+    if "prune" in change:  # as many as a ticket has in each layer, in whichever way they are averaged
+        assert counts[False]["cia"] == counts[False]["caa"]
+
+
+def test_what_is_held_out_is_held_out_of_all_that_is_read_off_the_tickets(tmp_path, where):
+    cells = "model=vgg16,data=cifar100,sparsity=0.9"
+    run("averaging ensemble", where, tmp_path / "r", cells, changes={**CHANGES, "holdout": 0.25})
+    records = Store(tmp_path / "r").read()
+    seen = {sum(part["samples"] for part in record["measures"]["reliability"]) for record in records}
+    assert len(records) > 3 and seen == {10}
+
+
+@pytest.mark.parametrize("change", [("prune", "layer"), ("prune_when", "end"), ("lr_low", 0.002)])
+def test_what_acts_in_the_cycles_alone_has_the_same_trunk(change):
+    (cell,) = EXPERIMENTS["vgg16"].cells("data=cifar100,method=rigl,sparsity=0.95,booster=sup-tickets")
+    (reading,) = readings(cell)
+    trunks = {trunk_of(run_of(reading, 1, Mode(1.0, False, changes))) for changes in ((), (change,))}
+    assert len(trunks) == 1

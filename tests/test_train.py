@@ -416,3 +416,15 @@ def test_a_holdout_is_said(capsys, cifar, tmp_path):
     assert "evaluated on 6 held-out training samples, not on the test data" in capsys.readouterr().err
     assert main(["train", "--holdout", "10"]) == 2
     assert "--holdout is a fraction, not a percentage: 10.0, did you mean 0.1?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("epochs, rates", [(1, [0.1]), (2, [0.1, 0.001]), (4, [0.1, 0.1, 0.01, 0.001])])
+def test_a_short_training_begins_at_the_rate_that_is_asked_for(epochs: int, rates: list[float]) -> None:
+    chosen = resolve({"data": "digits", "epochs": epochs, "booster": "none", "milestones": (0.5, 0.75)})
+    schedule = build.learning_rate(chosen, 10)
+    assert [schedule(10 * epoch + 1) for epoch in range(epochs)] == pytest.approx(rates)
+
+
+def test_lenet5_learns_though_it_is_sparse(capsys, tmp_path: Path) -> None:
+    options = ("--model", "lenet5", "--sparsity", 0.9, "--booster", "none", "--epochs", 8, "--interval", 20)
+    assert run(capsys, "train", *options, "--out", tmp_path / "r")["accuracy"] > 0.5

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from suptickets.batch_norm import recompute
-from suptickets.data import Data, load_data
+from suptickets.data import Data
 from suptickets.experiments.plan import AVERAGING, Reading
 from suptickets.superpose import superpose
 from suptickets.training import build, saved
@@ -68,11 +68,8 @@ class Finished:
     def together(self, cycles: int) -> Measures:
         """The first so many tickets: each, how different they are, what they predict together."""
         if cycles not in self._together:
-            self._together[cycles] = self._evaluated(self.folder.singles()[:cycles])
+            self._together[cycles] = _evaluated(self.folder.singles()[:cycles], self.settings)
         return self._together[cycles]
-
-    def _evaluated(self, paths: Sequence[Path]) -> Measures:
-        return _evaluated(paths, self.settings)
 
     def _predicted(self, several: Measures) -> Measures:
         """The prediction ensemble; it runs all tickets."""
@@ -85,7 +82,7 @@ class Finished:
         with TemporaryDirectory() as folder:
             into = RunFolder(folder)
             self._superpose(wanted, into)
-            found = self._evaluated([into.ticket])
+            found = _evaluated([into.ticket], self.settings)
         scores = {key: found[key] for key in SCORES}
         judged = {key: value for key, value in found.items() if key not in ("diversity", "explored")}
         return {**judged, "superposed": scores}
@@ -101,8 +98,8 @@ class Finished:
             sparsity=1 - about["nonzero"] / about["parameters"],
             layers=[key for key in tensors if key.removesuffix(".weight") in alive] or None,
             beta=wanted.beta,
-            prune=wanted.prune,
-            prune_when=wanted.prune_when,
+            prune=self.settings.prune,
+            prune_when=self.settings.prune_when,
         )
         into.save_ticket(state, about)
         if wanted.batch_norm == "recompute":
@@ -119,8 +116,7 @@ class Finished:
     @cached_property
     def data(self) -> Data:
         """What the run was trained on."""
-        s = self.settings
-        return load_data(s.data, s.data_dir, s.workers, s.holdout)
+        return build.data_of(self.settings)
 
     def _epochs(self, cycles: int) -> int:
         """Of the run that has so many cycles."""
@@ -146,9 +142,11 @@ def together(folders: list[Path], settings: Settings) -> Measures:
 
 
 def _evaluated(paths: Sequence[Path], settings: Settings) -> Measures:
-    """Networks of runs with these settings, on their data."""
+    """Networks of runs with these settings, on what these were evaluated on."""
     own = settings.model if ":" in settings.model else None
-    return evaluate(paths, data_dir=settings.data_dir, device=settings.device, model=own)
+    return evaluate(
+        paths, data_dir=settings.data_dir, device=settings.device, model=own, holdout=settings.holdout
+    )
 
 
 def located(settings: Settings, data_dir: str | None) -> Settings:

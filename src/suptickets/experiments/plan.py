@@ -22,6 +22,7 @@ from suptickets.training.settings import Settings, resolve
 KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
 AVERAGING = ("rule", "beta", "batch_norm")  # what only combines tickets
 CYCLES = ("cycles", "cycle_epochs", "lr_high", "schedule", "criteria")  # what makes them
+IN_CYCLES = ("lr_low", "explore_rate", "explore_at", "prune", "prune_when")  # these too; no cell varies them
 
 FIXED = ("seed", "recipe", "milestones", "milestones_of", "keep_tickets", "teachers", "data_dir")  # by us
 
@@ -274,7 +275,7 @@ def trunk_of(run: Settings) -> Settings:
     dense network: all connections live in both, but they are stored, and on a GPU updated, otherwise.
     """
     default, epochs = default_settings(run.data), start_of(run)
-    forgotten = (*CYCLES, *AVERAGING, "explore_rate", "keep_tickets")
+    forgotten = (*CYCLES, *AVERAGING, *IN_CYCLES, "keep_tickets")
     kept = {name: getattr(default, name) for name in forgotten}
     milestones = _shares([drop for drop in drops(run) if drop <= epochs], epochs)
     unpruned: dict[str, Any] = {"method": "gmp", "sparsity": 0.0} if pruned_at_fork(run) else {}

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from suptickets.data import load_data
 from suptickets.errors import SparsityError, whole
 from suptickets.experiments.averages import located
 from suptickets.experiments.cells import Cell, experiment, select
@@ -35,7 +34,7 @@ from suptickets.experiments.runner import Runner
 from suptickets.experiments.store import Results, Store
 from suptickets.experiments.work import Compare, Grow
 from suptickets.report.measures import measure
-from suptickets.training.build import check_model
+from suptickets.training.build import check_model, data_of
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
 from suptickets.training.result import hardware
@@ -152,8 +151,7 @@ def _data(tasks: Iterable[Task], data_dir: str | None) -> tuple[dict[str, str], 
     missing, steps = {}, {}
     for name, run in runs.items():
         try:
-            data = load_data(name, located(run, data_dir).data_dir, run.workers)
-            steps[name] = data.steps(run.batch_size)
+            steps[name] = data_of(located(run, data_dir)).steps(run.batch_size)
         except SparsityError as error:
             missing[name] = f"without {name}: {error}"
     return missing, steps

@@ -20,13 +20,14 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from suptickets.data import load_data, read_once
+from suptickets.data import read_once
 from suptickets.errors import SparsityError, reason
 from suptickets.experiments.averages import TRUNK, Finished, located, together
 from suptickets.experiments.estimate import SECONDS
 from suptickets.experiments.plan import Branch, Mode, Reading, Task, pruned_at_fork, run_of, together_key
 from suptickets.experiments.provenance import provenance, revision
 from suptickets.experiments.store import Results, Store, held
+from suptickets.training.build import data_of
 from suptickets.training.folder import RunFolder, write
 from suptickets.training.loop import Trainer
 from suptickets.training.processes import connect
@@ -270,8 +271,7 @@ def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
 def _pruned(trunk: RunFolder, settings: Settings) -> dict[str, Any]:
     """The trunk's last state after what its last step would have set off in this run: it is pruned."""
     state = trunk.load_checkpoint() or {}
-    data = load_data(settings.data, settings.data_dir, settings.workers, settings.holdout)
-    trainer = Trainer(settings, data, connect(settings.device))
+    trainer = Trainer(settings, data_of(settings), connect(settings.device))
     trainer.load_state_dict(state)
     trainer.network.method.update(trainer.network, trainer.network.step)
     return {**trainer.state_dict(), "seconds": state["seconds"]}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from suptickets.baselines import BatchEnsemble, TreeNet, as_one_batch
-from suptickets.data import Data
+from suptickets.data import Data, load_data
 from suptickets.errors import SparsityError, reason
 from suptickets.measure.flops import flops
 from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
@@ -61,6 +61,11 @@ def _network(settings: Settings, data: Data) -> nn.Module:
         _check_width(settings.model)
         return SmallDense(settings.sparsity).narrow(build)
     return build(1.0)
+
+
+def data_of(settings: Settings) -> Data:
+    """What a run learns from and is evaluated on: with a holdout, not the test data."""
+    return load_data(settings.data, settings.data_dir, settings.workers, settings.holdout)
 
 
 def relative(settings: Settings, data: Data, dense: int) -> float:
@@ -263,10 +268,14 @@ def normal(settings: Settings, steps: int) -> int:
 
 
 def learning_rate(settings: Settings, steps: int) -> Schedule:
-    """The rate at each step of the normal phase: warm-up, then drops at milestones in whole epochs."""
+    """The rate at each step of the normal phase: warm-up, then drops at milestones in whole epochs.
+
+    In so short a training that a milestone comes before its first epoch is over there is no such drop.
+    """
     of_training = settings.milestones_of == "training"
     epochs = settings.epochs if of_training else normal(settings, steps) / steps
-    drops = step_drops(settings.lr, [int(fraction * epochs) * steps for fraction in settings.milestones])
+    after = [int(fraction * epochs) for fraction in settings.milestones]
+    drops = step_drops(settings.lr, [epoch * steps for epoch in after if epoch])
     warmup = settings.warmup_epochs * steps
     return lambda step: drops(step) * min(step / warmup, 1.0) if warmup else drops(step)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from suptickets.baselines import Members
 from suptickets.data import Data, load_data
+from suptickets.data.folder import FolderData
 from suptickets.errors import SparsityError, reason
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
@@ -33,11 +34,13 @@ def evaluate(
     *,
     tickets: bool = False,
     model: str | None = None,
+    holdout: float = 0.0,
 ) -> dict[str, Any]:
     """Scores, calibration, sparsity and FLOPs of a network; of several, also how different, and together.
 
     A path is a run's folder (with `tickets`: its single tickets) or a ticket file. `model` is the function
-    that makes networks which are not the library's own: the one that a file names is not imported.
+    that makes networks which are not the library's own: the one that a file names is not imported. With a
+    `holdout`, they are judged by that share of the training data instead of by the test data.
     """
     read = saved.singles if tickets else lambda path: [saved.result(path)]
     found = [one for path in paths for one in read(path)]
@@ -45,7 +48,7 @@ def evaluate(
         raise SparsityError("--model is for networks that are not the library's own: leave it out")
     found = [one.named(model) for one in found]
     name = data or _common([one.settings.data for one in found])
-    source = _data(name, data_dir or found[0].settings.data_dir)
+    source = _data(name, data_dir or found[0].settings.data_dir, holdout)
     where = connect(device).device
     models = [one.load(source, where) for one in found]
     predict = _members(found[0], models[0], where) if len(found) == 1 else _each(found, models, where)
@@ -57,7 +60,10 @@ def evaluate(
             panel.add(predict(x), y)
     if len(found) == 1:
         tally = panel.ensemble if isinstance(models[0], Members) else panel.each[0]
-        _judge(found[0], tally, name)
+        own = found[0].settings
+        elsewhere = isinstance(source, FolderData) and not _same(data_dir, own.data_dir)
+        if (name, holdout) == (own.data, own.holdout) and not elsewhere:
+            _judge(found[0], tally)
         return {**_network(found[0], models[0], tally, source), "diversity": panel.difference()}
     return {
         "networks": [
@@ -69,9 +75,9 @@ def evaluate(
     }
 
 
-def _data(name: str, folder: str | None) -> Data:
+def _data(name: str, folder: str | None, holdout: float) -> Data:
     try:
-        return load_data(name, folder)
+        return load_data(name, folder, holdout=holdout)
     except SparsityError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # a folder that no folder can be called
@@ -143,9 +149,14 @@ def _forward(one: Saved, model: nn.Module, data: Data, alive: ModelSparsity) -> 
     return {"forward_flops_dense": plain, "forward_flops": counted.sparse, "test_flops_ratio": ratio}
 
 
-def _judge(one: Saved, tally: Tally, data: str) -> None:
-    """Say so if superposing did not help, on the data of the run."""
-    known = data == one.settings.data and one.settings.booster in SUPERPOSING
-    worse = verdict(tally.scores().as_dict(), one.tickets if known else [], one.settings.booster)
+def _same(folder: str | None, own: str | None) -> bool:
+    """Whether this is the folder of the run's data: by default it is."""
+    return folder is None or (own is not None and Path(folder).resolve() == Path(own).resolve())
+
+
+def _judge(one: Saved, tally: Tally) -> None:
+    """Say so if superposing did not help, on what the run's tickets were evaluated on."""
+    tickets = one.tickets if one.settings.booster in SUPERPOSING else []
+    worse = verdict(tally.scores().as_dict(), tickets, one.settings.booster)
     if worse is not None:
         print_plain(worse)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from suptickets.data import Data, load_data
+from suptickets.data import Data
 from suptickets.data.base import ArrayData
 from suptickets.errors import SparsityError
 from suptickets.training import build
@@ -77,7 +77,7 @@ def _data(settings: Settings, processes: Processes, progress: Progress) -> Data:
     """Rank 0 reads first, so that a download happens once, and what is missing is said once."""
 
     def load() -> Data:
-        return load_data(settings.data, settings.data_dir, settings.workers, settings.holdout)
+        return build.data_of(settings)
 
     if processes.world > 1:
         processes.first(lambda: load().classes)
