@@ -458,3 +458,23 @@ def test_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-g"))
     assert native.cached(native.find_compiler()) != made
     assert native.cached(compiler(fresh, "echo another")) != made
+
+
+class Indexing(nn.Module):
+    """Takes parts of what a convolution gives."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.conv, self.part = nn.Conv2d(3, 8, 3, padding=1), part
+
+    def forward(self, x):
+        return self.conv(torch.relu(self.conv(x)[:, :3]))[self.part]
+
+
+@pytest.mark.parametrize("part", [(..., 0, 0), (slice(None), slice(None), slice(None, None, 2)), 0])
+def test_indexing_is_left_to_torch(part):
+    torch.manual_seed(0)
+    model = Indexing(part).eval()
+    model.conv.weight.data *= torch.rand_like(model.conv.weight) > 0.8
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(accelerate(model, x)(x), model(x))

@@ -280,3 +280,30 @@ def test_a_network_in_training_is_refused(tmp_path):
     pytest.importorskip("onnxscript")
     with pytest.raises(SparsityError, match="put the network in evaluation mode first"):
         save_onnx(small(), torch.zeros(1, 1, 8, 8), tmp_path / "t.onnx")
+
+
+def test_a_compact_file_is_replaced_not_overwritten(tmp_path):
+    """Tensors that were read are views of the file."""
+    file = tmp_path / "n.st"
+    save_compact({"conv": torch.eye(64), "norm": torch.ones(1000)}, file)
+    old = load_compact(file)
+    save_compact({"conv": torch.eye(64), "norm": torch.full((1000,), 7.0)}, file)
+    assert old["norm"].eq(1).all() and load_compact(file)["norm"].eq(7).all()
+    save_compact({"conv": torch.eye(64)}, file)
+    assert old["norm"].sum() == 1000 and [path.name for path in tmp_path.iterdir()] == ["n.st"]
+
+
+def test_what_a_compact_file_cannot_have_is_refused(tmp_path):
+    with pytest.raises(SparsityError, match="a/where is the name of where a is not zero"):
+        save_compact({"a": torch.eye(40), "a/where": torch.ones(3)}, tmp_path / "n.st")
+    with pytest.raises(SparsityError, match="extra is no tensor"):
+        save_compact({"a": torch.eye(40), "extra": {"b": 1}}, tmp_path / "n.st")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bits_are_packed_too(tmp_path, dtype):
+    state = {"a": torch.eye(40).to(dtype), "b": torch.randn(40, 40).to(dtype)}
+    save_compact(state, tmp_path / "n.st")
+    found = load_compact(tmp_path / "n.st")
+    assert all(torch.equal(found[name].view(torch.uint8), state[name].view(torch.uint8)) for name in state)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,14 +37,26 @@ def save_compact(
         metadata: texts to keep with it.
     """
     tensors, shapes = dict[str, Tensor](), dict[str, list[int]]()
+    taken = [name for name in state if name + WHERE in state]
+    if taken:
+        raise SparsityError(f"{taken[0]}{WHERE} is the name of where {taken[0]} is not zero: rename it")
     for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise SparsityError(f"{name} is no tensor, and a compact file has nothing else: leave it out")
         packed = _packed(tensor.detach().cpu())
         if packed is None:
             tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         else:
             shapes[name] = [*tensor.shape]
             tensors[name], tensors[name + WHERE] = packed
-    Path(path).write_bytes(save(tensors, {**(metadata or {}), PACKED: json.dumps(shapes)}))
+    content, beside = save(tensors, {**(metadata or {}), PACKED: json.dumps(shapes)}), Path(f"{path}.part")
+    try:  # the old file stays whole, for those who have read it too
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
 
 
 def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -77,7 +90,8 @@ def _packed(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
     if not tensor.is_floating_point():
         return None
     flat = tensor.reshape(-1)
-    alive = (flat != 0) | torch.signbit(flat)  # -0.0 is not 0.0
+    numbers = flat.float() if flat.itemsize == 1 else flat  # float8 has no comparisons
+    alive = (numbers != 0) | torch.signbit(numbers)  # -0.0 is not 0.0
     bits = torch.from_numpy(np.packbits(alive.numpy()))
     positions = alive.nonzero().reshape(-1).to(torch.int32 if len(flat) < 2**31 else torch.int64)
     where = min(bits, positions, key=lambda one: one.nbytes)

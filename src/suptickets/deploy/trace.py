@@ -110,9 +110,14 @@ class Known(OperatorSupportBase):
 
 
 def parts(graph: GraphModule) -> list[dict[Node, int | None]]:
-    """The nodes of the largest parts that the kernels can run without torch."""
+    """The nodes of the largest parts that the kernels can run without torch.
+
+    The partitioner adds indexing to the part that makes what is indexed, without asking.
+    """
     partitioner = CapabilityBasedPartitioner(graph, Known(), allows_single_node_partition=True)
-    return [part.nodes for part in partitioner.propose_partitions()]
+    modules = dict(graph.named_modules())
+    proposed = [part.nodes for part in partitioner.propose_partitions()]
+    return [{node: size for node, size in nodes.items() if known(node, modules)} for nodes in proposed]
 
 
 def multiplications(nodes: Iterable[Node], modules: Modules) -> dict[str, tuple[int, int]]:
