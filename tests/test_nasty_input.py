@@ -2,7 +2,9 @@
 
 import copy
 import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.utils.prune
@@ -11,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import suptickets as st
 from suptickets import schedules
+from suptickets.criteria import GROW, PRUNE
 
 X, Y = torch.randn(8, 20), torch.arange(8)
 
@@ -22,6 +25,13 @@ def mlp():
 def network():
     model = mlp()
     return st.sparsify(model, st.RigL(0.5), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        cross_entropy(model(X), Y).backward()
+        optimizer.step()
 
 
 def tickets(**options):
@@ -109,3 +119,67 @@ def test_it_is_refused_in_one_line(name):
     with pytest.raises(st.SparsityError) as caught:
         NASTY[name]()
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert st.epochs_to_steps(np.float32(2.5), np.int64(4)) == 10
+    one = st.SupTickets(network(), 10, 2, 2, (np.float32(0.25), np.int64(1)))
+    assert (one.low, one.high) == (0.25, 1.0)
+
+
+def test_a_loader_without_a_length_is_refused():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(st.SparsityError, match="the loader has no length"):
+        st.epochs_to_steps(1, torch.utils.data.DataLoader(Stream()))
+
+
+def test_criteria_of_ones_own_may_be_one_pair():
+    own = PRUNE["magnitude"], GROW["random"]
+    assert tickets(criteria=own).criteria == tickets(criteria=[own, own]).criteria == [own, own]
+
+
+def test_a_stop_before_the_first_step_is_one():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = st.GraNet(0.9, interval=2, prune_end=4, decay="cosine", total_steps=40, stop=0.01)
+    ours = st.sparsify(model, method, optimizer)
+    train(model, optimizer, 8)
+    assert abs(ours.sparsity - 0.9) < 1e-3
+
+
+@pytest.mark.parametrize("method", [st.DSR, st.SNFS])
+def test_a_layer_without_connections_stays_so(method):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ours = st.sparsify(model, method(0.5, interval=2), optimizer)
+    ours.prune({"3": 0})
+    total = ours.nonzero
+    train(model, optimizer, 8)
+    assert ours.nonzero == total
+    ours.check()
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3, 3), torch.zeros(5), "text"])
+def test_momenta_of_another_shape_are_refused_and_nothing_is_loaded(wrong):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ours = st.sparsify(model, st.SNFS(0.5, interval=2), optimizer)
+    train(model, optimizer, 3)
+    before = copy.deepcopy(ours.state_dict()["method"]["state"])
+    spoiled = {**ours.state_dict(), "method": {"name": "snfs", "state": {"0": before["0"] + 1, "3": wrong}}}
+    with pytest.raises(st.SparsityError, match="SNFS's momentum of 3 has another shape"):
+        ours.load_state_dict(spoiled)
+    after = ours.state_dict()["method"]["state"]
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_small_dense_tells_of_a_network_of_full_width():
+    with pytest.warns(RuntimeWarning, match="was not narrowed"):
+        st.sparsify(mlp(), st.SmallDense(0.5))
+    method = st.SmallDense(0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        st.sparsify(method.narrow(lambda width: nn.Linear(20, max(int(30 * width), 1))), method)

@@ -921,3 +921,14 @@ def test_connections_of_large_weights_are_numbered_in_64_bits():
     joined = Joined.of(ticket, ["a", "b"])
     assert joined.rows.tolist() == [0, 7, 2_499_999_999, 2_500_000_000, 2_500_000_007, 4_999_999_999]
     assert all(torch.equal(part.rows.long(), rows) for part in joined.parted().values())
+
+
+@pytest.mark.parametrize("name", ["a.weight", "norm.bias", "norm.running_mean"])
+def test_a_ticket_with_infinities_is_refused(name):
+    one, other = make("partly", 2)
+    for ticket in (one, other):
+        ticket.setdefault(name, torch.ones(3, dtype=torch.float64))
+    other[name] = other[name].clone()
+    other[name].view(-1)[0] = INF
+    with pytest.raises(st.SparsityError, match=f"ticket 2 has NaN, infinities .* in {name}: "):
+        st.superpose([one, other])

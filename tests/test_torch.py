@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
@@ -1036,3 +1037,163 @@ def test_a_network_that_lets_go_collects_no_gradient() -> None:
     network.detach()
     F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
     assert all(weight.gradient is None and weight.canvas is None for weight in network.weights.values())
+
+
+# ---- what others do to a model ----
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_recurrent_layers_in_a_compiled_model(kind: type[nn.RNNBase], backend: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = kind(6, 8, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.rnn(x.squeeze(1))[0][:, -1])
+
+    model = Net().double()
+    optimizer = sgd(model.parameters())
+    st.sparsify(model, st.RigL(0.5, interval=2), optimizer, include=["rnn.*", "out"])
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend)
+    for index in range(4):
+        x, _ = batch(index)
+        torch.testing.assert_close(compiled(x), model(x))
+        train(compiled, optimizer, range(index, index + 1))
+
+
+def wrapped() -> nn.Module:
+    """Its state dict has other names than its modules have."""
+    model = mlp()
+    model[1] = checkpoint_wrapper(model[1])
+    return model
+
+
+def test_names_of_the_state_dict_are_those_of_the_model_itself() -> None:
+    plain, ours = sparse("granet"), sparse("granet", wrapped())
+    tickets = [st.SupTickets(network, 20, 4, 2, (0.01, 0.1)) for *_, network in (plain, ours)]
+    for model, optimizer, _ in (plain, ours):
+        train(model, optimizer, 20)
+    assert_same(dict(plain[0].state_dict()), dict(ours[0].state_dict()))
+    first, second = (one.ticket().state_dict() for one in tickets)
+    assert_same(dict(first), dict(second))
+    state = ours[2].state_dict()
+    other = sparse("granet", wrapped(), seed=5)
+    other[2].load_state_dict(state)
+    assert_same(dict(other[0].state_dict()), state["model"])
+    assert st.superpose([state, state]).keys() == st.superpose([plain[2].state_dict()] * 2).keys()
+
+
+class Forgetful(nn.Module):
+    """Saves its head alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back, self.head = (
+            nn.Sequential(nn.Flatten(), nn.Linear(36, 20)).double(),
+            nn.Linear(20, 4).double(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.back(x)))
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        kept = super().state_dict(*args, **options)
+        return {name: value for name, value in kept.items() if not name.startswith("back")}
+
+
+def test_tickets_of_a_model_that_saves_a_part_of_itself() -> None:
+    model = Forgetful()
+    optimizer = sgd(model.head.parameters())
+    network = st.sparsify(model, st.RigL(0.5, interval=2), optimizer, exclude="back")
+    tickets = st.SupTickets(network, 12, 4, 2, (0.01, 0.1))
+    train(model, optimizer, 12)
+    ticket = tickets.ticket()
+    assert torch.equal(ticket.back[1].weight, model.back[1].weight)
+    assert int(ticket.head.weight.count_nonzero()) <= 40
+    model = Forgetful()
+    network = st.sparsify(model, st.RigL(0.5, interval=2), sgd(model.parameters()))
+    with pytest.raises(st.SparsityError, match="state_dict.* leaves out back.1"):
+        st.SupTickets(network, 12, 4, 2, (0.01, 0.1))
+
+
+@pytest.mark.parametrize("scale", [1.0, 256.0, 2.0**15])
+def test_a_loss_scale_of_half_precision_changes_no_choice(scale: float) -> None:
+    """Squares of such gradients are beyond what half precision has."""
+
+    def grown(scale: float) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 32).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        network = st.sparsify(model, st.RigL(0.9, interval=1), optimizer, seed=0)
+        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(1)).half()
+        (scale * model(x).float().square().mean()).backward()
+        for parameter in model.parameters():
+            parameter.grad.div_(scale)
+        optimizer.step()
+        return network.weights["weight"].positions.sort().values
+
+    assert torch.equal(grown(scale), grown(1.0))
+
+
+class Failing(torch.optim.SGD):
+    """A step that may raise."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise MemoryError
+        return super().step(closure)
+
+
+def test_an_optimizer_that_is_saved_after_a_step_that_raised_has_the_users_rate() -> None:
+    model = mlp()
+    optimizer = Failing(model.parameters(), lr=0.5)
+    st.SupTickets(st.sparsify(model, METHODS["rigl"](), optimizer), 12, 4, 2, (0.01, 0.1))
+    train(model, optimizer, 6)
+    optimizer.fails = True
+    with pytest.raises(MemoryError):
+        train(model, optimizer, 1)
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.5
+
+
+def test_an_optimizer_of_other_connections_is_refused_before_it_steps() -> None:
+    model, optimizer, network = sparse("granet")
+    train(model, optimizer, 12)
+    other_model, other, other_network = sparse("granet")
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(2):
+        with pytest.raises(st.SparsityError, match=r"other connections in 1, 3: load the network's state"):
+            train(other_model, other, 1)
+    other_network.load_state_dict(network.state_dict())
+    train(other_model, other, range(12, 16))
+    train(model, optimizer, range(12, 16))
+    assert_same(contents(model, optimizer), contents(other_model, other))
+
+
+def test_an_error_while_a_ticket_is_collected_leaves_the_network_ready() -> None:
+    model, optimizer, network = sparse("rigl")
+    tickets = st.SupTickets(network, 14, 4, 2, (0.01, 0.1))
+    train(model, optimizer, 9)
+    tickets.collect, collect = lambda: 1 / 0, tickets.collect
+    with pytest.raises(ZeroDivisionError):
+        train(model, optimizer, range(9, 10))
+    tickets.collect = collect
+    train(model, optimizer, range(10, 14))
+    assert tickets.explored == [7, 11]
+
+
+def test_data_parallel_is_refused() -> None:
+    with pytest.raises(st.SparsityError, match="use DistributedDataParallel"):
+        st.sparsify(nn.DataParallel(mlp()), st.RigL(0.5))
+    model, *_ = sparse()
+    with pytest.raises(st.SparsityError, match="use DistributedDataParallel"):
+        [module._replicate_for_data_parallel() for module in model.modules()]
+
+
+def test_names_may_come_from_any_iterable() -> None:
+    assert list(st.sparsify(mlp(), st.RigL(0.5), exclude=(n for n in ["3"])).layers) == ["1"]
+    assert list(st.sparsify(mlp(), st.RigL(0.5), include=map(str, [3])).layers) == ["3"]

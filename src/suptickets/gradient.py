@@ -81,8 +81,14 @@ def scale_like(collected: list[Tensor], living: list[Tensor], wanted: list[Tenso
     found here by least squares and applied to the gradient of all positions. If there is none, because the
     optimizer's gradients were written to zeros, what was collected stays as it is.
     """
-    inner = torch.stack([(a.conj() * b).real.sum() for a, b in zip(living, wanted, strict=True)]).sum()
-    square = torch.stack([a.abs().square().sum() for a in living]).sum()
+    pairs = [(_wide(a), _wide(b)) for a, b in zip(living, wanted, strict=True)]
+    inner = torch.stack([(a.conj() * b).real.sum() for a, b in pairs]).sum()
+    square = torch.stack([a.abs().square().sum() for a, _ in pairs]).sum()
     factor = torch.where((square > 0) & ~(inner <= 0), inner / square, torch.ones_like(square))
     for tensor in collected:
         tensor.mul_(factor.to(tensor))
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    """A scaled gradient of half precision has no square in it."""
+    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient

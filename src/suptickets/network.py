@@ -57,9 +57,8 @@ class SparseNetwork:
         self.ranks = Ranks(model, self.weights.values())
         self.collection = Collection(self.weights.values(), self.ranks)
         self.steps = Steps(self._begin, self._complete, self._end, self._broken)
-        self._held = self._loaded_optimizer = self._told = False
+        self._held = self._told = False
         self._warned = set[str]()
-        self._loading: Any = None
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
             model.register_load_state_dict_pre_hook(Link(self._before_load)),
@@ -270,18 +269,20 @@ class SparseNetwork:
         Without `hooks`, only `before_step` and `after_step` do: for loops in which the optimizer's step is
         part of a graph.
         """
-        self.state = OptimizerState(optimizer, self.weights.values())
+        state = OptimizerState(optimizer, self.weights.values())
+        if self.state is not None:
+            self.state.leave()
+        self.state = state
         self.steps.follow(optimizer, hooks=hooks)
-        if self._loading is not None:
-            self._loading.remove()
-        self._loading = optimizer.register_load_state_dict_post_hook(lambda _: self._optimizer_was_loaded())
         self.prepare()
 
     def detach(self) -> None:
         """Let go of the model and the optimizer: connections stay as they are from now on."""
         self.steps.leave()
-        for handle in self._links if self._loading is None else [*self._links, self._loading]:
+        for handle in self._links:
             handle.remove()
+        if self.state is not None:
+            self.state.leave()
         self.collection.stop()
         self.ranks.leave(self.model)
 
@@ -295,10 +296,9 @@ class SparseNetwork:
         """To be called after the optimizer's step by a loop that drives the network itself."""
         self.steps.after()
 
-    def _optimizer_was_loaded(self) -> None:
-        self._loaded_optimizer = True
-
     def _begin(self) -> None:
+        if self.state is not None:
+            self.state.begin(self.weights.values())
         self.collection.begin()
         if self.booster is not None:
             self.booster.before_step()
@@ -313,16 +313,17 @@ class SparseNetwork:
             self.booster.put_back()
 
     def _end(self) -> None:
-        self._loaded_optimizer = False
         if self.booster is not None:
             self.booster.put_back()
         self.step += 1
-        self.method.observe(self)
-        if not self._held_off(self.step):
-            self.method.update(self, self.step)
-        if self.booster is not None:
-            self.booster.after_step()
-        self.prepare()
+        try:
+            self.method.observe(self)
+            if not self._held_off(self.step):
+                self.method.update(self, self.step)
+            if self.booster is not None:
+                self.booster.after_step()
+        finally:
+            self.prepare()
 
     # ---- copies, files, checks ----
 
@@ -369,7 +370,7 @@ class SparseNetwork:
         if self.state is None:
             return
         for weight in moved:
-            if not self._loaded_optimizer or self.state.problem(weight) is not None:
+            if not self.state.loaded or self.state.problem(weight) is not None:
                 self.state.optimizer.state.pop(weight.values, None)
             weight.values.grad = None
 

@@ -32,15 +32,27 @@ class OptimizerState:
         self.optimizer = optimizer
         self.decay: dict[str, Any] = {}
         self._fills: dict[Any, tuple[Any, dict[str, Tensor]]] = {}
+        self._seen: list[tuple[int, int]] = []
+        self._groups: dict[int, dict[str, Any]] = {}
         for weight in weights:
             self._check(weight)
             self.decay[weight.name] = self._decay(weight)
+        self.loaded = False  # since the last step
+        self._hook = optimizer.register_load_state_dict_post_hook(self._was_loaded)
+
+    def _was_loaded(self, _: Optimizer) -> None:
+        self.loaded = True
+
+    def leave(self) -> None:
+        """Follow the optimizer no longer."""
+        self._hook.remove()
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
-        values = weight.values
-        groups = self.optimizer.param_groups
-        return next((g for g in groups if any(p is values for p in g["params"])), None)
+        now = [(id(group), len(group["params"])) for group in self.optimizer.param_groups]
+        if now != self._seen:
+            self._seen, self._groups = now, self.groups()
+        return self._groups.get(id(weight.values))
 
     def problem(self, weight: SparseWeight) -> str | None:
         """What is wrong with the optimizer's view of `weight`, if anything is."""
@@ -50,6 +62,16 @@ class OptimizerState:
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape != weight.values.shape:
                 return f"the optimizer's {key} of {weight.name} has the shape {tuple(value.shape)}"
         return None
+
+    def begin(self, weights: Iterable[SparseWeight]) -> None:
+        """A step begins: refuse it with a state that was loaded, and is that of other connections."""
+        wrong = [weight.name for weight in weights if self.problem(weight) is not None] if self.loaded else []
+        self.loaded = bool(wrong)
+        if wrong:
+            raise SparsityError(
+                f"the optimizer's state is that of other connections in {', '.join(wrong)}: load the "
+                "network's state too (network.load_state_dict)"
+            )
 
     def problems(self, weights: Iterable[SparseWeight]) -> Iterator[str]:
         """All that is wrong: weights it does not hold, state of another shape, weight decay that got lost."""

@@ -31,7 +31,7 @@ class Ranks:
         self.ddp: DistributedDataParallel | None = None
         self.weights = list(weights)
         self._pending: list[tuple[Tensor, Any]] = []
-        ignored = {p for p, v in model.named_parameters(remove_duplicate=False) if self._ours(v)}
+        ignored = set(self._names(model))
         ignored |= {
             b for b, _ in model.named_buffers(remove_duplicate=False) if b.endswith(f"{SUFFIX}.positions")
         }
@@ -52,8 +52,10 @@ class Ranks:
         for hook in self._hooks:
             hook.remove()
 
-    def _ours(self, parameter: Tensor) -> bool:
-        return any(parameter is weight.values for weight in self.weights)
+    def _names(self, model: nn.Module) -> list[str]:
+        """Of the sparse weights in this model."""
+        ours = {id(weight.values) for weight in self.weights}
+        return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ours]
 
     @property
     def active(self) -> bool:
@@ -74,8 +76,7 @@ class Ranks:
         ddp = DistributedDataParallel._active_ddp_module
         if ddp is None or ddp is self.ddp:
             return
-        names = [name for name, p in ddp.module.named_parameters() if self._ours(p)]
-        if not set(names) <= set(ddp.parameters_to_ignore):
+        if not set(self._names(ddp.module)) <= set(ddp.parameters_to_ignore):
             raise SparsityError(
                 "DistributedDataParallel must wrap the sparse model itself: call sparsify(model) first, then "
                 "DistributedDataParallel(model)"

@@ -1,6 +1,7 @@
 """A cycle's learning rate in the optimizer while it steps, and the user's at all other times.
 
-A scheduler that computes its rate from the last one would be led astray by any other that it finds.
+A scheduler that computes its rate from the last one would be led astray by any other that it finds. (Of a
+step that raises no hook tells: then the user's are back when the optimizer is saved, or steps again.)
 """
 
 from __future__ import annotations

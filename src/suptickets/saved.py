@@ -20,10 +20,10 @@ _PARTS = {"model": Mapping, "shapes": Mapping, "step": int, "generator": Tensor,
 
 def sparse_weights(model: nn.Module) -> Iterator[tuple[str, SparseWeight]]:
     """Sparse weights by their names in the model's state dict; a tied one once for each owner."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, weight in module._modules.items():
-            if isinstance(weight, SparseWeight):
-                yield f"{prefix}.{name}".removeprefix(".").removesuffix(SUFFIX), weight
+    weights = {id(weight.values): weight for weight in model.modules() if isinstance(weight, SparseWeight)}
+    for key, value in model.state_dict(keep_vars=True).items():  # some wrappers have other names there
+        if id(value) in weights:
+            yield key, weights[id(value)]
 
 
 def keys(model: nn.Module) -> dict[str, Any]:

@@ -92,6 +92,8 @@ def _refuse(model: nn.Module, method: Method) -> None:
         raise SparsityError(
             "FSDP is not supported: it shards weights by position; use DistributedDataParallel"
         )
+    if any(isinstance(module, nn.DataParallel) for module in modules):
+        raise SparsityError("DataParallel is not supported: use DistributedDataParallel")
     if any(isinstance(module, DistributedDataParallel) for module in modules):
         raise SparsityError("sparsify the model first, then wrap it in DistributedDataParallel")
     if "OptimizedModule" in kinds:

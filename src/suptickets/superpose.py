@@ -69,7 +69,7 @@ class Superposition:
         average, numbers = self.average, _numbers(ticket)
         if average is not None:
             _same(average, ticket)
-        _refuse_nan(self.count + 1, ticket, numbers)
+        _refuse_diverged(self.count + 1, ticket, numbers)
         self.count += 1
         if average is None:
             self.average = average = self._start(ticket)
@@ -178,25 +178,31 @@ def _is_variance(key: str, value: Any) -> TypeGuard[Tensor]:
     return str(key).endswith(_DEVIATION) and is_number(value)
 
 
+def _is_state(key: str) -> bool:
+    return str(key).rpartition(".")[2] in _STATE
+
+
 def _numbers(ticket: Ticket) -> dict[str, Tensor]:
     """What is averaged as it is: all that is not sparse, variances as standard deviations."""
     dense = {key: value for key, value in ticket.dense.items() if is_number(value)}
     return {key: value.sqrt() if _is_variance(key, value) else value for key, value in dense.items()}
 
 
-def _refuse_nan(number: int, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
-    """Refuse a ticket of a training that diverged; buffers of other names may be what they like.
+def _refuse_diverged(number: int, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
+    """Refuse a ticket of a training that diverged; buffers of other names, such as masks, may be anything.
 
-    One look at the device tells whether a norm is NaN; only then is it asked which.
+    One look at the device tells whether all norms are finite; only if not is it asked which values are not.
     """
     found = {key: connections.values for key, connections in ticket.sparse.items()}
-    found |= {key: value for key, value in numbers.items() if str(key).rpartition(".")[2] in _STATE}
+    found |= {key: value for key, value in numbers.items() if _is_state(key)}
     norms = torch._foreach_norm([*found.values()]) if found else []
-    if norms and bool(torch.stack([n.to(norms[0]) for n in norms]).isnan().any()):
-        wrong = [key for key, value in found.items() if value.isnan().any()]
+    if not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all()):
+        return
+    wrong = [key for key, value in found.items() if (value.isnan() | (_is_state(key) & value.isinf())).any()]
+    if wrong:
         raise SparsityError(
-            f"ticket {number} has NaN or negative variances in {', '.join(wrong)}: its training diverged, "
-            "leave it out"
+            f"ticket {number} has NaN, infinities or negative variances in {', '.join(wrong)}: its training "
+            "diverged, leave it out"
         )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor, nn
 
 from suptickets.batch_norm import batch_norms, recompute
 from suptickets.connections import Ticket
-from suptickets.criteria import grow_criterion, prune_criterion
+from suptickets.criteria import Criterion, grow_criterion, prune_criterion
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
@@ -23,7 +24,8 @@ from suptickets.saved import keys, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
 from suptickets.superpose import Superposition
 
-Criteria = tuple[str, str] | Sequence[tuple[str, str]] | None
+Pair = tuple[str | Criterion, str | Criterion]
+Criteria = Pair | Sequence[Pair] | None
 
 
 def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
@@ -31,11 +33,13 @@ def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
 
     A loop that accumulates the gradients of 4 batches has `len(loader) // 4` steps an epoch.
     """
-    if not isinstance(epochs, int | float) or not 0 <= epochs < float("inf"):
+    if not isinstance(epochs, Real) or not 0 <= epochs < float("inf"):
         raise SparsityError(f"epochs must be a number, at least 0, not {epochs!r}")
-    if not isinstance(loader, int | Sized):
-        raise SparsityError("the loader has no length: give the number of batches of an epoch")
-    return round(epochs * (loader if isinstance(loader, int) else len(loader)))
+    try:
+        steps = int(loader) if isinstance(loader, Integral) else len(loader)
+    except TypeError:  # also of a DataLoader over an IterableDataset
+        raise SparsityError("the loader has no length: give the number of batches of an epoch") from None
+    return round(float(epochs) * steps)
 
 
 class SupTickets:
@@ -46,7 +50,8 @@ class SupTickets:
         total_steps: optimizer steps of the whole training (`epochs_to_steps` converts).
         cycle_steps: steps of a cycle.
         cycles: number of cycles, so of tickets.
-        lr: lowest and highest rate of a cycle, for the first parameter group; others keep their proportion.
+        lr: lowest and highest rate of a cycle, for the first parameter group that learns (rate above 0);
+            others keep their proportion.
         rate: the share of the connections that the exploration of a cycle prunes and grows; 0: none explores.
         rule: `cia`, `caa` or `cima`.
         beta: weight of the old average in `cima`.
@@ -136,6 +141,11 @@ class SupTickets:
             )
         if self.network.booster is not None:
             raise SparsityError("the network has its SupTickets already")
+        saved = {id(weight) for _, weight in sparse_weights(self.network.model)}
+        missing = [name for name, weight in self.network.weights.items() if id(weight) not in saved]
+        if missing:
+            names = ", ".join(missing)
+            raise SparsityError(f"tickets are state dicts, and the model's state_dict() leaves out {names}")
 
     # ---- what happens at which step ----
 
@@ -170,7 +180,7 @@ class SupTickets:
             (prune_criterion(criteria[0]).needs_gradient, grow_criterion(criteria[1]).needs_gradient)
         )
 
-    def _exploration(self, step: int) -> tuple[str, str] | None:
+    def _exploration(self, step: int) -> Pair | None:
         """The criteria to explore with after this step; None if it is not the time."""
         phase, method = self.phase(step), self.network.method
         if phase is None or not method.sparse or not self.rate:
@@ -283,8 +293,8 @@ class SupTickets:
         return {key.removesuffix(".weight"): count for key, count in counts.items()}
 
     def _plain(self, ticket: Ticket) -> nn.Module:
-        plain = self.network.densify()
-        plain.load_state_dict(ticket.state_dict())
+        plain, state = self.network.densify(), ticket.state_dict()
+        plain.load_state_dict(state, strict=plain.state_dict().keys() != state.keys())
         return plain
 
     def summary(self) -> dict[str, Any]:
@@ -356,8 +366,8 @@ class SupTickets:
 
 
 def _rates(lr: tuple[float, float]) -> tuple[float, float]:
-    numbers = isinstance(lr, tuple | list) and all(isinstance(rate, int | float) for rate in lr)
-    low, high = lr if numbers and len(lr) == 2 else (1, 0)
+    numbers = isinstance(lr, tuple | list) and all(isinstance(rate, Real) for rate in lr)
+    low, high = map(float, lr) if numbers and len(lr) == 2 else (1.0, 0.0)
     if not 0 <= low <= high < float("inf"):
         raise SparsityError(f"lr must be (low, high) with 0 <= low <= high, not {lr!r}")
     return low, high
@@ -369,7 +379,7 @@ def _cycle(schedule: str | Callable[[float, float, float], float]) -> Cycle:
     return CYCLES[choice("schedule", schedule, CYCLES)]
 
 
-def _criteria(criteria: Criteria, cycles: int) -> list[tuple[str, str]] | None:
+def _criteria(criteria: Criteria, cycles: int) -> list[Pair] | None:
     """One (prune, grow) pair for each cycle."""
     if criteria is None:
         return None
@@ -378,7 +388,7 @@ def _criteria(criteria: Criteria, cycles: int) -> list[tuple[str, str]] | None:
     )
     if not isinstance(criteria, list | tuple):
         raise SparsityError(wrong)
-    one = len(criteria) == 2 and all(isinstance(name, str) for name in criteria)
+    one = len(criteria) == 2 and all(isinstance(name, str | Criterion) for name in criteria)
     pairs: list[Any] = [criteria] * cycles if one else list(criteria)
     if len(pairs) != cycles or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise SparsityError(wrong)

@@ -28,7 +28,7 @@ from torch.optim.swa_utils import AveragedModel
 from suptickets.errors import SparsityError
 from suptickets.gradient import DenseGradient
 from suptickets.layout import memory_order, remap
-from suptickets.view import DenseView
+from suptickets.view import as_view
 
 if TYPE_CHECKING:
     from suptickets.kept import Slot
@@ -294,6 +294,9 @@ class SparseModule(nn.Module):
         else:
             super().__setattr__(name, value)
 
+    def _replicate_for_data_parallel(self) -> Any:
+        raise SparsityError("DataParallel is not supported: use DistributedDataParallel")
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle, though the class is made on the fly."""
         state: Any = super().__reduce_ex__(protocol)[2]
@@ -340,7 +343,7 @@ def _dense_property(name: str) -> property:
         weight = module._modules[connections]
         assert weight is not None
         dense: Tensor = weight(module._parameters[name])
-        return dense if torch.compiler.is_compiling() else dense.as_subclass(DenseView)
+        return dense if torch.compiler.is_compiling() else as_view(dense)
 
     return property(read)
 

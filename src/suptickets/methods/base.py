@@ -129,7 +129,7 @@ class Dynamic(Method):
 
     def rate_at(self, step: int) -> float:
         """The share that an update after this step prunes and grows."""
-        return self.rate if self.decay == "constant" else cosine(step, round(self.last), self.rate)
+        return self.rate if self.decay == "constant" else cosine(step, max(round(self.last), 1), self.rate)
 
     def needs_gradient(self, step: int) -> bool:
         """Only the steps after which something is chosen by gradient."""

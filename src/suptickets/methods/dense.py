@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from torch import nn
 from suptickets.errors import SparsityError, fraction
 from suptickets.methods.base import Method
 from suptickets.network import SparseNetwork
+
+_NARROWED: WeakSet[nn.Module] = WeakSet()
 
 
 @dataclass
@@ -44,6 +47,14 @@ class SmallDense(Dense):
     name: ClassVar[str] = "small-dense"
     summary: ClassVar[str] = "a dense network narrowed to the sparse one's parameter count"
 
+    def begin(self, network: SparseNetwork) -> None:
+        """Tell of a network of full width."""
+        if self.sparsity and not any(module in _NARROWED for module in network.model.modules()):
+            network.warn(
+                "small-dense trains the model as it is, and this one was not narrowed: begin with "
+                "model = method.narrow(build), where build(width) makes it"
+            )
+
     def narrow(self, build: Callable[[float], nn.Module]) -> nn.Module:
         """The widest `build(width)`, 0 < width <= 1, with at most 1 - sparsity of the parameters."""
         fraction("sparsity", self.sparsity)
@@ -58,7 +69,9 @@ class SmallDense(Dense):
             raise SparsityError(
                 f"no width fits {1 - self.sparsity:.4f} of the parameters: use a lower sparsity"
             )
-        return build(width)
+        model = build(width)
+        _NARROWED.add(model)
+        return model
 
 
 def _fits(build: Callable[[float], nn.Module], width: float, budget: float) -> bool:

@@ -46,7 +46,10 @@ class DSR(Dynamic):
         if not self.due(step):
             return
         weights = network.changing
-        kept = {name: max(int((w.values.abs() >= self._threshold).sum()), 1) for name, w in weights.items()}
+        kept = {
+            name: min(max(int((w.values.abs() >= self._threshold).sum()), 1), w.nonzero)
+            for name, w in weights.items()
+        }
         freed = sum(w.nonzero - kept[name] for name, w in weights.items())
         self._adapt(freed, self.rate_at(step) * network.nonzero)
         grown = apportion(freed, list(kept.values()), [w.size - kept[name] for name, w in weights.items()])

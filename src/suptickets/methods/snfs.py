@@ -7,9 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from suptickets.distribution import apportion
-from suptickets.errors import fraction
+from suptickets.errors import SparsityError, fraction
 from suptickets.methods.base import Dynamic
 from suptickets.network import SparseNetwork
 
@@ -54,7 +55,7 @@ class SNFS(Dynamic):
         """Prune a share of each layer, grow as many in total, where the momentum is."""
         if not self.due(step) or not network.changing or not network.gradients_ready():
             return
-        weights = {name: w for name, w in network.changing.items() if w.momentum is not None}
+        weights = {name: w for name, w in network.changing.items() if w.momentum is not None and w.nonzero}
         rate = self.rate_at(step)
         kept = {name: max(w.nonzero - int(rate * w.nonzero + 0.5), 1) for name, w in weights.items()}
         shares = [float(w.momentum.gather(0, w.positions).abs().mean()) for w in weights.values()]  # type: ignore[union-attr]
@@ -68,9 +69,14 @@ class SNFS(Dynamic):
         return {name: w.unflatten(w.momentum).clone() for name, w in weights if w.momentum is not None}
 
     def load_state_dict(self, network: SparseNetwork, state: Mapping[str, Any]) -> None:
-        """The momenta."""
-        for name, weight in network.weights.items():
-            momentum = state.get(name)
-            weight.momentum = (
-                None if momentum is None else weight.flatten(momentum.to(weight.positions.device)).clone()
-            )
+        """The momenta, all or none."""
+        weights = network.weights
+        found = {name: state[name] for name in weights if state.get(name) is not None}
+        for name, momentum in found.items():
+            if not isinstance(momentum, Tensor) or momentum.shape != weights[name].shape:
+                raise SparsityError(f"the state is damaged: SNFS's momentum of {name} has another shape")
+        for weight in weights.values():
+            weight.momentum = None
+        for name, momentum in found.items():
+            weight = weights[name]
+            weight.momentum = weight.flatten(momentum.to(weight.positions.device)).clone()
