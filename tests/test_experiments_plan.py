@@ -8,10 +8,12 @@ from experiments_tiny import run as reproduce_tiny
 
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, reproduction, select
-from suptickets.experiments.estimate import about_model, cost, tree
+from suptickets.experiments.estimate import about_model, cost, run_flops, tree
 from suptickets.experiments.plan import Mode, Reading, _shares, drops, plan, run_of, trunk_of, wanted
 from suptickets.experiments.reproduction import reproduce
 from suptickets.training.build import learning_rate
+from suptickets.training.price import price
+from suptickets.training.settings import resolve
 
 FORKED, SEPARATE = Mode(), Mode(separate=True)
 ABLATIONS = ["averaging", "cycle-length", "lr-schedules", "large-lr", "batch-norm", "uncertainty", "ensemble"]
@@ -250,3 +252,9 @@ def test_shares_of_epochs_give_the_drops_that_they_are_made_of():
     for epochs in range(1, 300):
         every = range(epochs + 1)
         assert [int(share * epochs) for share in _shares(every, epochs)] == [*every]
+
+
+@pytest.mark.parametrize("booster", ["tree-net", "batch-ensemble", "none"])
+def test_a_plan_costs_what_flops_says(booster):
+    run = resolve({"data": "cifar10", "model": "vgg16", "method": "rigl", "booster": booster, "epochs": 3})
+    assert run_flops(run, "vgg16") == pytest.approx(price(run)["training_flops"], rel=1e-9)

@@ -183,3 +183,18 @@ def test_small_dense_tells_of_a_network_of_full_width():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         st.sparsify(method.narrow(lambda width: nn.Linear(20, max(int(30 * width), 1))), method)
+
+
+def test_a_method_that_never_explores_is_told_of():
+    for interval, told in ((1000, True), (7, True), (6, False)):
+        model = mlp()
+        ours = st.sparsify(
+            model, st.RigL(0.5, interval=interval), torch.optim.SGD(model.parameters(), lr=0.1)
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            st.SupTickets(ours, 10, 2, 2, (0.1, 0.2))
+        assert bool(caught) is told
+        assert all(
+            f"every {interval} steps, and the cycles begin after 6" in str(one.message) for one in caught
+        )

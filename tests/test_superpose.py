@@ -557,10 +557,11 @@ def test_empty_batches_count_for_nothing():
 
 def test_recomputing_takes_batches_with_and_without_labels():
     batches = [torch.randn(4, 2, 4, 4, dtype=torch.float64) for _ in range(3)]
-    models = [with_everything(1) for _ in range(3)]
+    models = [with_everything(1) for _ in range(4)]
     recompute(models[0], batches)
     recompute(models[1], [(x, None) for x in batches])
     recompute(models[2], ([x, None] for x in batches))
+    recompute(models[3], [{"input": x} for x in batches])
     for model in models[1:]:
         assert all(torch.equal(a, b) for a, b in zip(model.buffers(), models[0].buffers(), strict=True))
 

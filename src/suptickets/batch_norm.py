@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     """Set the statistics to their mean over `loader`, each batch weighted by its size.
 
-    `loader` yields inputs, or tuples that begin with them; an empty batch counts for nothing. Modes, counters
-    of batches and the global random state stay as they were.
+    `loader` yields inputs, tuples that begin with them, or the model's arguments by name; an empty batch
+    counts for nothing. Modes, counters of batches and the global random state stay as they were.
     """
     if not isinstance(loader, Iterable):
         raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
@@ -41,16 +42,11 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             model.train()
             for batch in loader:
-                x = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
-                if not isinstance(x, Tensor) or not x.dim():
-                    given = "a scalar" if isinstance(x, Tensor) else type(x).__name__
-                    raise SparsityError(
-                        f"the loader must give tensors, or tuples that begin with one, not {given}"
-                    )
-                size = len(x)
+                inputs, named = _inputs(model, batch)
+                size = len(next(iter((*inputs, *named.values()))))
                 total += size
                 if size:
-                    model(x.to(device))
+                    model(*(x.to(device) for x in inputs), **{k: x.to(device) for k, x in named.items()})
     finally:
         for hook in hooks:
             hook.remove()
@@ -62,6 +58,25 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
         raise SparsityError(
             "the loader gave no batch of inputs to recompute batch-norm statistics with: give training data"
         )
+
+
+def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The arguments of the model in a batch, by place or by name."""
+    if (
+        isinstance(batch, Mapping)
+        and batch
+        and all(isinstance(x, Tensor) and x.dim() for x in batch.values())
+    ):
+        try:
+            inspect.signature(model.forward).bind(**batch)
+        except TypeError as error:
+            raise SparsityError(f"the loader's dicts do not fit the model's forward(): {error}") from error
+        return [], {**batch}
+    x = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
+    if isinstance(x, Tensor) and x.dim():
+        return [x], {}
+    given = "a scalar" if isinstance(x, Tensor) else type(x).__name__
+    raise SparsityError(f"the loader must give tensors, or tuples or dicts of tensors, not {given}")
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

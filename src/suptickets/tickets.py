@@ -118,34 +118,36 @@ class SupTickets:
         return self.total_steps - self.cycles * self.cycle_steps
 
     def _check(self) -> None:
-        steps, left = self.cycles * self.cycle_steps, self.total_steps - self.network.step
+        network, method = self.network, self.network.method
+        steps, left = self.cycles * self.cycle_steps, self.total_steps - network.step
         if steps > left:
             raise SparsityError(
                 f"{self.cycles} cycles of {self.cycle_steps} steps do not fit into the {left} steps left: "
                 f"at most {max(left // self.cycle_steps, 0)} do"
-                + (" (from a checkpoint: build SupTickets, then load it)" if self.network.step else "")
+                + (" (from a checkpoint: build SupTickets, then load it)" if network.step else "")
             )
-        ready, norms = self.network.method.ready, batch_norms(self.network.model)
-        if ready > self.start:
+        norms, saved = batch_norms(network.model), {weight for _, weight in sparse_weights(network.model)}
+        if method.ready > self.start:
             raise SparsityError(
-                f"{self.network.method.name} reaches its sparsity after {ready} steps, but the cycles begin "
-                f"after {self.start}: use at least {ready + steps} total steps, or let it prune faster"
+                f"{method.name} reaches its sparsity after {method.ready} steps, but the cycles begin "
+                f"after {self.start}: use at least {method.ready + steps} total steps, or let it prune faster"
             )
         if self.batch_norm == "average" and any(norm.running_var is None for norm in norms):
             raise SparsityError("there are no batch-norm statistics to average: set track_running_stats=True")
         if self.batch_norm == "recompute" and not norms:
             raise SparsityError("the model has no batch norm to recompute: use batch_norm='average'")
-        if any(grow == "momentum" for _, grow in self.criteria or ()) and not self.network.method.observes:
-            raise SparsityError(
-                "growing by momentum needs the momentum of all positions: use the method SNFS"
-            )
-        if self.network.booster is not None:
+        if any(grow == "momentum" for _, grow in self.criteria or ()) and not method.observes:
+            raise SparsityError("growing by momentum needs that of all positions: use the method SNFS")
+        if network.booster is not None:
             raise SparsityError("the network has its SupTickets already")
-        saved = {id(weight) for _, weight in sparse_weights(self.network.model)}
-        missing = [name for name, weight in self.network.weights.items() if id(weight) not in saved]
+        missing = ", ".join(name for name, weight in network.weights.items() if weight not in saved)
         if missing:
-            names = ", ".join(missing)
-            raise SparsityError(f"tickets are state dicts, and the model's state_dict() leaves out {names}")
+            raise SparsityError(f"tickets are state dicts, and the model's state_dict() leaves out {missing}")
+        if (interval := getattr(method, "interval", 0)) > self.start > 0:
+            network.warn(
+                f"{method.name} changes connections every {interval} steps, and the cycles begin after "
+                f"{self.start}: it does not explore before them (a smaller interval does)"
+            )
 
     # ---- what happens at which step ----
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.tree import Tree
 
+from suptickets.baselines import TreeNet
 from suptickets.data.order import steps
 from suptickets.experiments.cells import Cell
 from suptickets.experiments.plan import AVERAGING, Reading, Task, default_settings
@@ -44,12 +45,13 @@ class Network:
 
 
 @lru_cache
-def network(data: str, model: str) -> Network:
-    """The paper's model for the paper's data; nothing is loaded."""
+def network(data: str, model: str, heads: int = 1) -> Network:
+    """The paper's model for the paper's data, or TreeNet with so many heads; nothing is loaded."""
     samples, classes, _ = SIZES[data]
     size = MODELS[model].size
     with torch.random.fork_rng():
-        built = build_model(model, classes, size=size)
+        networks = [build_model(model, classes, size=size) for _ in range(heads)]
+        built = networks[0] if heads == 1 else TreeNet(networks)
     shapes = {name: layer.shape for name, layer in sparsity(built).layers.items()}
     return Network(flops(built, torch.zeros(1, 3, size, size)), shapes, samples)
 
@@ -68,8 +70,9 @@ def task_flops(task: Task) -> float:
 
 @cache
 def run_flops(run: Settings, model: str) -> float:
-    """Of a whole run of the paper's model, whatever stands in for it."""
-    net, cycles = network(run.data, model), run.cycles if run.cyclic else 0
+    """Of a whole run of the paper's model, whatever stands in for it; members of one share a batch."""
+    heads, cycles = run.members if run.booster == "tree-net" else 1, run.cycles if run.cyclic else 0
+    net = network(run.data, model, heads)
     each = net.steps(run.batch_size)
     method = build.method(run, each, lambda _: None)
     length, samples = round(run.cycle_epochs * each), net.samples * run.epochs

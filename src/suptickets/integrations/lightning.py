@@ -44,6 +44,13 @@ class SparseTraining(Integration, Callback):
         """The model becomes sparse before the checkpoint is loaded and the strategy sets up the optimizer."""
         if stage == "fit":
             _refuse(trainer, pl_module)
+            if (
+                self.settings.get("batch_norm") == "recompute"
+                and type(pl_module).forward is LightningModule.forward
+            ):
+                raise SparsityError(
+                    "batch_norm='recompute' calls the model, which has no forward(): write one"
+                )
             self._state = None
             self.make_sparse(pl_module)
             self._built = set(pl_module.modules())
