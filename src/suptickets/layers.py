@@ -147,8 +147,8 @@ def _refuse_hidden(model: nn.Module, included: Iterable[str], excluded: Iterable
         hidden = isinstance(module, ELIGIBLE) and module._parameters.get("weight") is None
         if hidden and named(name, included) and not named(name, excluded):
             raise SparsityError(
-                f"the weight of {name} is no plain parameter (weight_norm, spectral_norm, prune): remove "
-                "that, or exclude the layer"
+                f"the weight of {name} is no plain parameter (weight_norm, spectral_norm): remove that, or "
+                "exclude the layer"
             )
 
 

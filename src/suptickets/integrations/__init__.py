@@ -40,7 +40,8 @@ class Integration:
         cycle_epochs: length of a cycle, in epochs of the trainer.
         cycle_steps: the same in steps of the optimizer; one of the two is needed.
         total_steps: steps of the optimizer in the whole training, where the trainer cannot count them.
-        lr: lowest and highest rate of a cycle, for the first parameter group; others keep their proportion.
+        lr: lowest and highest rate of a cycle, for the first parameter group that learns (rate above 0);
+            others keep their proportion.
         include: names or patterns of the weights to make sparse instead of the default, as for `sparsify`.
         exclude: names or patterns to leave dense.
         seed: seed of all random choices of connections.
