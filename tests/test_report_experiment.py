@@ -57,14 +57,6 @@ def test_two_runs_without_any_deviation_divide_by_nothing():
     assert CellResult({}, paper=Paper(0.7, 0.0), ours=Ours(0.8, 0.0, 3)).deviations is None
 
 
-def test_a_cell_is_read_from_json():
-    flat = {"data": "cifar10", "sparsity": 0.95, "variation": None, "measure": "nll"}
-    read = CellResult.read(flat | {"paper": {"mean": 1.0, "deviation": None}, "ours": None})
-    assert read == CellResult({"data": "cifar10", "sparsity": 0.95}, "", "nll", Paper(1.0), None)
-    ours = {"mean": 0.5, "sd": 0.1, "runs": 3}
-    assert CellResult.read(flat | {"paper": None, "ours": ours}).ours == Ours(0.5, 0.1, 3)
-
-
 # ---- what wins ----
 
 

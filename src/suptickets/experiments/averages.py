@@ -15,12 +15,11 @@ from suptickets.experiments.plan import AVERAGING, Reading
 from suptickets.superpose import superpose
 from suptickets.training import build, saved
 from suptickets.training.evaluate import evaluate
-from suptickets.training.folder import RunFolder, read_ticket
+from suptickets.training.folder import SCORES, RunFolder, read_ticket
 from suptickets.training.processes import connect
 from suptickets.training.settings import Settings, read_mapping
 
 Measures = dict[str, Any]
-SCORES = ("accuracy", "nll", "ece")
 TRUNK = "trunk.json"  # in the folder of a fork
 # What the ways to combine the tickets of a run have in common.
 SHARED = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from math import hypot
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from suptickets.report.measures import Measure, measure, plain
 from suptickets.report.runs import method_name, sparsity_name
@@ -43,18 +43,6 @@ class CellResult:
     paper: Paper | None = None
     ours: Ours | None = None
     comparable: bool = True
-
-    @staticmethod
-    def read(flat: Mapping[str, Any]) -> CellResult:
-        """From the JSON of `reproduce`: what is no result is a setting."""
-        own = {"variation", "measure", "paper", "ours"}
-        return CellResult(
-            {key: value for key, value in flat.items() if key not in own},
-            str(flat.get("variation") or ""),
-            str(flat.get("measure", "accuracy")),
-            None if flat.get("paper") is None else Paper(**flat["paper"]),
-            None if flat.get("ours") is None else Ours(**flat["ours"]),
-        )
 
     @property
     def kind(self) -> Measure:
