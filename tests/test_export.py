@@ -282,8 +282,7 @@ def test_a_network_in_training_is_refused(tmp_path):
         save_onnx(small(), torch.zeros(1, 1, 8, 8), tmp_path / "t.onnx")
 
 
-def test_a_compact_file_is_replaced_not_overwritten(tmp_path):
-    """Tensors that were read are views of the file."""
+def test_what_was_read_from_a_compact_file_is_a_copy(tmp_path):
     file = tmp_path / "n.st"
     save_compact({"conv": torch.eye(64), "norm": torch.ones(1000)}, file)
     old = load_compact(file)

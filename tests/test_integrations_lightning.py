@@ -559,13 +559,13 @@ def test_two_processes_hold_the_same_ticket(tmp_path: Path) -> None:
     assert one == other and one["collected"] == [12, 16]  # 3 batches of a rank are 2 steps
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    worker(Path(sys.argv[1]))
-
-
 def test_statistics_cannot_be_recomputed_without_a_forward() -> None:
     """That is said before the training, not after it."""
     sparse = SparseTraining(rigl(), **CYCLES, batch_norm="recompute")
     with pytest.raises(st.SparsityError, match=r"has no forward\(\): write one"):
         trainer(sparse).fit(Classifier(), batches())
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    worker(Path(sys.argv[1]))

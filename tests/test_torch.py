@@ -1115,11 +1115,50 @@ def test_tickets_of_a_model_that_saves_a_part_of_itself() -> None:
     assert int(ticket.head.weight.count_nonzero()) <= 40
     model = Forgetful()
     network = st.sparsify(model, st.RigL(0.5, interval=2), sgd(model.parameters()))
-    with pytest.raises(st.SparsityError, match="state_dict.* leaves out back.1"):
+    with pytest.raises(st.SparsityError, match=r"state_dict\(\), .* leaves out back.1"):
         st.SupTickets(network, 12, 4, 2, (0.01, 0.1))
 
 
-@pytest.mark.parametrize("scale", [1.0, 256.0, 2.0**15])
+class Renaming(Forgetful):
+    """Saves what it does not load."""
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return {f"net.{name}": value for name, value in nn.Module.state_dict(self, *args, **options).items()}
+
+
+def test_a_model_that_does_not_load_what_it_saves_is_refused_before_the_training() -> None:
+    model = Renaming()
+    network = st.sparsify(model, st.RigL(0.5, interval=2), sgd(model.parameters()))
+    with pytest.raises(st.SparsityError, match="does not load what its state_dict.. gives: net.back"):
+        st.SupTickets(network, 12, 4, 2, (0.01, 0.1))
+
+
+class Bare(Forgetful):
+    def state_dict(self) -> Any:  # type: ignore[override]
+        return nn.Module.state_dict(self)
+
+
+class Copying(Forgetful):
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        found = nn.Module.state_dict(self, *args, **options).items()
+        return {name: value.detach().clone() for name, value in found}
+
+
+@pytest.mark.parametrize("kind", [Bare, Copying])
+def test_a_state_dict_of_ones_own_is_taken_as_it_is(kind: type[nn.Module]) -> None:
+    model, ours = Forgetful(), []
+    for one in (kind(), type("Plain", (Forgetful,), {"state_dict": nn.Module.state_dict})()):
+        nn.Module.load_state_dict(one, nn.Module.state_dict(model))
+        optimizer = sgd(one.parameters())
+        network = st.sparsify(one, st.RigL(0.5, interval=2), optimizer, seed=0)
+        tickets = st.SupTickets(network, 12, 4, 2, (0.01, 0.1))
+        train(one, optimizer, 12)
+        ours.append((dict(tickets.ticket().state_dict()), network.state_dict()["shapes"]))
+    assert_same(ours[0][0], ours[1][0])
+    assert ours[0][1] == ours[1][1] == {"back.1.weight": [20, 36], "head.weight": [4, 20]}
+
+
+@pytest.mark.parametrize("scale", [2.0**13, 2.0**15])
 def test_a_loss_scale_of_half_precision_changes_no_choice(scale: float) -> None:
     """Squares of such gradients are beyond what half precision has."""
 
@@ -1158,6 +1197,50 @@ def test_an_optimizer_that_is_saved_after_a_step_that_raised_has_the_users_rate(
     with pytest.raises(MemoryError):
         train(model, optimizer, 1)
     assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.5
+
+
+def test_an_optimizer_that_is_saved_in_a_step_has_the_users_rate_and_the_step_counts() -> None:
+    model, rates = mlp(), []
+    optimizer = sgd(model.parameters())
+    saved = lambda *_: rates.append(optimizer.state_dict()["param_groups"][0]["lr"])  # noqa: E731
+    optimizer.register_step_post_hook(saved)
+    network = st.sparsify(model, METHODS["rigl"](), optimizer)
+    optimizer.register_step_pre_hook(saved)
+    tickets = st.SupTickets(network, 12, 4, 2, (0.01, 0.5))
+    train(model, optimizer, 12)
+    assert (network.step, tickets.collected) == (12, [8, 12])
+    assert rates == [0.1] * 24
+
+
+def test_an_explicit_step_whose_closure_raises_is_none() -> None:
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    network = st.sparsify(model, METHODS["set"](), optimizer)
+    st.SupTickets(network, 8, 4, 2, (0.01, 0.5))
+    network.before_step()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    network.after_step()
+    assert network.step == 0 and optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_attached_again_it_is_known_that_the_optimizer_was_loaded() -> None:
+    model, optimizer, network = sparse("rigl")
+    train(model, optimizer, 7)
+    states = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(network.state_dict())
+    other_model, other, other_network = sparse("rigl", seed=9)
+    other.load_state_dict(states[0])
+    other_network.attach(other)
+    other_network.load_state_dict(states[1])
+    assert_same(contents(model, optimizer), contents(other_model, other))
+
+
+def test_an_optimizer_that_lost_the_weights_is_found_out() -> None:
+    _, optimizer, network = sparse("rigl")
+    group = optimizer.param_groups[0]
+    group["params"] = [nn.Parameter(p.detach().clone()) for p in group["params"]]
+    with pytest.raises(st.SparsityError, match="the optimizer does not hold 1"):
+        network.check()
 
 
 def test_an_optimizer_of_other_connections_is_refused_before_it_steps() -> None:

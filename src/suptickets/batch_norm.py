@@ -62,11 +62,10 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
 
 def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The arguments of the model in a batch, by place or by name."""
-    if (
-        isinstance(batch, Mapping)
-        and batch
-        and all(isinstance(x, Tensor) and x.dim() for x in batch.values())
-    ):
+    if isinstance(batch, Mapping):
+        sizes = {len(x) if isinstance(x, Tensor) and x.dim() else None for x in batch.values()}
+        if len(sizes) != 1 or None in sizes:
+            raise SparsityError("the loader's dicts must have tensors alone, all of as many samples")
         try:
             inspect.signature(model.forward).bind(**batch)
         except TypeError as error:

@@ -166,9 +166,9 @@ def _candidates(model: nn.Module) -> list[Candidate]:
 
 
 def _patterns(option: str, patterns: Patterns, candidates: list[Candidate]) -> list[str]:
-    listed = [patterns] if isinstance(patterns, str) else patterns if isinstance(patterns, Iterable) else None
-    listed = [] if patterns is None else None if listed is None else list(listed)
-    if listed is None or not all(isinstance(pattern, str) for pattern in listed):
+    patterns = [] if patterns is None else [patterns] if isinstance(patterns, str) else patterns
+    listed = list(patterns) if isinstance(patterns, Iterable) else [patterns]
+    if not all(isinstance(pattern, str) for pattern in listed):
         raise SparsityError(f"{option} must be a name or a list of names, not {patterns!r}")
     for pattern in listed:
         if not any(c.matches(pattern, below=True) for c in candidates):

@@ -32,8 +32,7 @@ class OptimizerState:
         self.optimizer = optimizer
         self.decay: dict[str, Any] = {}
         self._fills: dict[Any, tuple[Any, dict[str, Tensor]]] = {}
-        self._seen: list[tuple[int, int]] = []
-        self._groups: dict[int, dict[str, Any]] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # of parameters: the group, and where in it
         for weight in weights:
             self._check(weight)
             self.decay[weight.name] = self._decay(weight)
@@ -43,16 +42,20 @@ class OptimizerState:
     def _was_loaded(self, _: Optimizer) -> None:
         self.loaded = True
 
-    def leave(self) -> None:
-        """Follow the optimizer no longer."""
+    def leave(self) -> bool:
+        """Follow the optimizer no longer; tells whether it was loaded since its last step."""
         self._hook.remove()
+        return self.loaded
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
-        now = [(id(group), len(group["params"])) for group in self.optimizer.param_groups]
-        if now != self._seen:
-            self._seen, self._groups = now, self.groups()
-        return self._groups.get(id(weight.values))
+        groups, key = self.optimizer.param_groups, id(weight.values)
+        number, place = self._places.get(key, (0, 0))
+        there = groups[number]["params"] if number < len(groups) else []
+        if key not in self._places or place >= len(there) or there[place] is not weight.values:
+            members = ((g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"]))
+            self._places = {id(p): (g, i) for g, i, p in members}
+        return groups[self._places[key][0]] if key in self._places else None
 
     def problem(self, weight: SparseWeight) -> str | None:
         """What is wrong with the optimizer's view of `weight`, if anything is."""

@@ -1,13 +1,14 @@
 """A cycle's learning rate in the optimizer while it steps, and the user's at all other times.
 
-A scheduler that computes its rate from the last one would be led astray by any other that it finds. (Of a
-step that raises no hook tells: then the user's are back when the optimizer is saved, or steps again.)
+A scheduler that computes its rate from the last one would be led astray by any other that it finds; so would
+a training that goes on from an optimizer which was saved in a step, or after one that raised (of that no hook
+tells): the rates that are saved are the user's.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,6 +22,7 @@ class Users(NamedTuple):
 
 
 _USERS: WeakKeyDictionary[Optimizer, Users] = WeakKeyDictionary()  # of optimizers that are in a step
+_HOOKED: WeakSet[Optimizer] = WeakSet()
 
 
 class Rates:
@@ -38,6 +40,9 @@ class Rates:
             own = [float(group.get("initial_lr", group["lr"])) for group in groups]
             reference = next((rate for rate in own if rate), None)
             self.proportions = [1.0 if reference is None else rate / reference for rate in own]
+        if optimizer not in _HOOKED:
+            _HOOKED.add(optimizer)
+            optimizer.register_state_dict_post_hook(_saved)
         _USERS.setdefault(optimizer, Users(self, [_read(group["lr"]) for group in groups]))
         for group, proportion in zip(groups, self.proportions, strict=True):
             group["lr"] = _written(group["lr"], rate * proportion)
@@ -50,6 +55,13 @@ class Rates:
         del _USERS[optimizer]
         for group, rate in zip(optimizer.param_groups, users.rates, strict=False):
             group["lr"] = _written(group["lr"], rate)
+
+
+def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """A state dict has the user's rates."""
+    users = _USERS.get(optimizer)
+    for group, rate in zip(state["param_groups"], users.rates if users else (), strict=False):
+        group["lr"] = _read(rate)
 
 
 def _read(rate: float | Tensor) -> float | Tensor:

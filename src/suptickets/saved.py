@@ -19,11 +19,45 @@ _PARTS = {"model": Mapping, "shapes": Mapping, "step": int, "generator": Tensor,
 
 
 def sparse_weights(model: nn.Module) -> Iterator[tuple[str, SparseWeight]]:
-    """Sparse weights by their names in the model's state dict; a tied one once for each owner."""
-    weights = {id(weight.values): weight for weight in model.modules() if isinstance(weight, SparseWeight)}
-    for key, value in model.state_dict(keep_vars=True).items():  # some wrappers have other names there
+    """Sparse weights by their names in the model's state dict; a tied one once for each owner.
+
+    Where some modules have other names there, as in wrappers for activation checkpointing, names are those
+    under which the state dict has the parameters.
+    """
+    paths = dict(_paths(model))
+    if paths.keys() <= model.state_dict().keys():
+        yield from paths.items()
+        return
+    weights = {id(weight.values): weight for weight in paths.values()}
+    for key, value in model.state_dict(keep_vars=True).items():
         if id(value) in weights:
             yield key, weights[id(value)]
+
+
+def _paths(model: nn.Module) -> Iterator[tuple[str, SparseWeight]]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, weight in module._modules.items():
+            if isinstance(weight, SparseWeight):
+                yield f"{prefix}.{name}".removeprefix(".").removesuffix(SUFFIX), weight
+
+
+def check_saved(network: SparseNetwork) -> None:
+    """Refuse a model whose state dict has not all sparse weights, or is not what it loads."""
+    names = dict(sparse_weights(network.model))
+    missing = sorted({*network.weights} - {weight.name for weight in names.values()})
+    if missing:
+        raise SparsityError(f"the model's state_dict(), of which tickets are made, leaves out {missing[0]}")
+    if names.keys() != dict(_paths(network.model)).keys():
+        plain = network.densify()
+        load(plain, plain.state_dict())
+
+
+def load(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what the model's own state dict has, be it all or a part, and nothing else."""
+    found = model.load_state_dict(state, strict=False)
+    wrong = [*found.unexpected_keys, *(key for key in found.missing_keys if key in model.state_dict())]
+    if wrong:
+        raise SparsityError(f"the model does not load what its state_dict() gives: {', '.join(wrong)}")
 
 
 def keys(model: nn.Module) -> dict[str, Any]:

@@ -33,7 +33,6 @@ class Steps:
             self._handles = [
                 optimizer.register_step_pre_hook(self._pre_hook),
                 optimizer.register_step_post_hook(lambda *_: self._hook(self._end)),
-                optimizer.register_state_dict_pre_hook(lambda _: self._break_off()),
             ]
 
     def leave(self) -> None:
@@ -71,7 +70,8 @@ class Steps:
             try:
                 return argument()
             except BaseException:
-                self._break_off()
+                self._open = False
+                self._broken()
                 raise
 
         return closure
@@ -91,12 +91,6 @@ class Steps:
             self._open = False
             skipped = not self._stepped if self._explicit else self._inert()
             (self._broken if skipped else self._ended)()
-
-    def _break_off(self) -> None:
-        """A step has raised; if nobody tells of it, that is seen when its optimizer is saved."""
-        if self._open and not self._explicit:
-            self._open = False
-            self._broken()
 
     def _inert(self) -> bool:
         """Whether GradScaler makes the fused step that it is just calling do nothing."""

@@ -182,6 +182,11 @@ def _is_state(key: str) -> bool:
     return str(key).rpartition(".")[2] in _STATE
 
 
+def _is_weight(key: str) -> bool:
+    """Also those of recurrent layers and of attention; all that has two dimensions may be taken for one."""
+    return _is_state(key) or "weight" in str(key).rpartition(".")[2]
+
+
 def _numbers(ticket: Ticket) -> dict[str, Tensor]:
     """What is averaged as it is: all that is not sparse, variances as standard deviations."""
     dense = {key: value for key, value in ticket.dense.items() if is_number(value)}
@@ -198,7 +203,7 @@ def _refuse_diverged(number: int, ticket: Ticket, numbers: Mapping[str, Tensor])
     norms = torch._foreach_norm([*found.values()]) if found else []
     if not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all()):
         return
-    wrong = [key for key, value in found.items() if (value.isnan() | (_is_state(key) & value.isinf())).any()]
+    wrong = [key for key, value in found.items() if (value.isnan() | (_is_weight(key) & value.isinf())).any()]
     if wrong:
         raise SparsityError(
             f"ticket {number} has NaN, infinities or negative variances in {', '.join(wrong)}: its training "

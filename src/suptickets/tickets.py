@@ -20,7 +20,7 @@ from suptickets.criteria import Criterion, grow_criterion, prune_criterion
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
-from suptickets.saved import keys, sparse_weights
+from suptickets.saved import check_saved, keys, load, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
 from suptickets.superpose import Superposition
 
@@ -126,7 +126,7 @@ class SupTickets:
                 f"at most {max(left // self.cycle_steps, 0)} do"
                 + (" (from a checkpoint: build SupTickets, then load it)" if network.step else "")
             )
-        norms, saved = batch_norms(network.model), {weight for _, weight in sparse_weights(network.model)}
+        norms = batch_norms(network.model)
         if method.ready > self.start:
             raise SparsityError(
                 f"{method.name} reaches its sparsity after {method.ready} steps, but the cycles begin "
@@ -136,13 +136,12 @@ class SupTickets:
             raise SparsityError("there are no batch-norm statistics to average: set track_running_stats=True")
         if self.batch_norm == "recompute" and not norms:
             raise SparsityError("the model has no batch norm to recompute: use batch_norm='average'")
-        if any(grow == "momentum" for _, grow in self.criteria or ()) and not method.observes:
+        growing = [grow_criterion(grow).name for _, grow in self.criteria or ()]
+        if "momentum" in growing and not method.observes:
             raise SparsityError("growing by momentum needs that of all positions: use the method SNFS")
         if network.booster is not None:
             raise SparsityError("the network has its SupTickets already")
-        missing = ", ".join(name for name, weight in network.weights.items() if weight not in saved)
-        if missing:
-            raise SparsityError(f"tickets are state dicts, and the model's state_dict() leaves out {missing}")
+        check_saved(network)
         if (interval := getattr(method, "interval", 0)) > self.start > 0:
             network.warn(
                 f"{method.name} changes connections every {interval} steps, and the cycles begin after "
@@ -295,8 +294,8 @@ class SupTickets:
         return {key.removesuffix(".weight"): count for key, count in counts.items()}
 
     def _plain(self, ticket: Ticket) -> nn.Module:
-        plain, state = self.network.densify(), ticket.state_dict()
-        plain.load_state_dict(state, strict=plain.state_dict().keys() != state.keys())
+        plain = self.network.densify()
+        load(plain, ticket.state_dict())
         return plain
 
     def summary(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -49,21 +48,17 @@ def save_compact(
         else:
             shapes[name] = [*tensor.shape]
             tensors[name], tensors[name + WHERE] = packed
-    content, beside = save(tensors, {**(metadata or {}), PACKED: json.dumps(shapes)}), Path(f"{path}.part")
-    try:  # the old file stays whole, for those who have read it too
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
+    Path(path).write_bytes(save(tensors, {**(metadata or {}), PACKED: json.dumps(shapes)}))
 
 
 def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict in a file, for `load_state_dict`; one without packed tensors as it is."""
+    """The state dict in a file, for `load_state_dict`; one without packed tensors as it is.
+
+    Its tensors are copies: the file may be written anew.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return unpacked(tensors, file.metadata() or {})
     except SparsityError:
         raise

@@ -283,21 +283,26 @@ def _commands(name: str, mode: Mode, where: str, cells: Sequence[tuple[Cell, Our
     if not trains(experiment(name).table):
         return [f"suptickets report STORE --experiment {name}"]
     runs = {cell: found.runs for cell, found in cells if found is not None and readings(cell)}
-    parts = {where: [*runs]} if where or not runs else _parts([*runs], [cell for cell, _ in cells])
-    seeds = {part: max((runs[cell] for cell in some), default=None) for part, some in parts.items()}
-    return [command([name], part, number, mode, "again") for part, number in seeds.items()]
+    if where or not runs:
+        return [command([name], where, max(runs.values(), default=None), mode, "again")]
+    every = [cell for cell, _ in cells]
+    return [
+        command([name], part, seeds, mode, "again")
+        for seeds in sorted({*runs.values()}, reverse=True)
+        for part in _filters([cell for cell in runs if runs[cell] == seeds], every)
+    ]
 
 
-def _parts(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = SPLIT) -> dict[str, list[Cell]]:
-    """These cells by the narrowest filter that leaves them; by several, where one would leave others too."""
+def _filters(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = SPLIT) -> list[str]:
+    """The narrowest filter that leaves these cells, or several, where one would leave others too."""
     where = _filter(done, cells)
     needed = {reading for cell in done for reading in readings(cell)}
     more = any(not needed.issuperset(readings(cell)) for cell in select(cells, where))
     if not more or not keys:
-        return {where: [*done]}
+        return [where]
     values = dict.fromkeys(getattr(cell, keys[0]) for cell in done)
     split = [[cell for cell in done if getattr(cell, keys[0]) == value] for value in values]
-    return {where: some for part in split for where, some in _parts(part, cells, keys[1:]).items()}
+    return [where for part in split for where in _filters(part, cells, keys[1:])]
 
 
 def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:

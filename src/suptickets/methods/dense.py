@@ -70,7 +70,7 @@ class SmallDense(Dense):
                 f"no width fits {1 - self.sparsity:.4f} of the parameters: use a lower sparsity"
             )
         model = build(width)
-        _NARROWED.add(model)
+        _NARROWED.update(model.modules())  # TreeNet takes them out of it
         return model
 
 
