@@ -383,3 +383,13 @@ def test_a_file_with_values_of_other_types_is_refused_in_one_line(tmp_path, caps
     assert cli.main(["train", "--config", str(tmp_path / "c.yaml")]) == 2
     error = capsys.readouterr().err
     assert f"{given.split(':')[0]} must be of type str" in error and error.count("\n") == 1
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    options = ("--model", "mlp", "--epochs", "5", "--cycle-epochs", "1", "--interval", "500")
+    command = [sys.executable, "-m", "suptickets", "train", *options, "--out", str(tmp_path / "r")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    assert said[0].startswith(
+        "suptickets: rigl changes connections every 500 steps, and the cycles begin after"
+    )
+    assert not [line for line in said if "Warning" in line or "ScoredTickets" in line]

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import types
+import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -339,8 +340,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """What the shell starts, maybe with its output closed."""
-    sys.stdout = sys.stdout or io.StringIO()
+    """What the shell starts, maybe with its output closed; a warning is one line."""
+    sys.stdout, usual = sys.stdout or io.StringIO(), warnings.formatwarning
+    warnings.formatwarning = lambda message, category, *where: (
+        f"suptickets: {message}\n" if category is RuntimeWarning else usual(message, category, *where)
+    )
     leave(main())
 
 
