@@ -308,7 +308,9 @@ def test_throughput_is_that_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> No
 # ---- rows: keys, and ratios from the right pairs ----
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "together")) for name in KEYS]
+)
 def test_rows(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.IMAGES, "cpu", BATCH + 80)
     monkeypatch.setattr(rivals, "WORKERS", 0)

@@ -102,7 +102,11 @@ def test_two_runners_on_one_store_share_the_work(start, tmp_path):
     assert sum(done) == WANTED // 2 and min(done) >= 1, output
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+    ids=["SIGTERM", "SIGKILL"],
+)
 def test_local_processes_end_with_their_runner(start, tmp_path, number):
     """Each leaves a checkpoint, though the next by the clock is a minute away; the next runner goes on."""
     cells = "data=cifar10,method=rigl,sparsity=0.9,sparsity=0.8"

@@ -81,7 +81,13 @@ def expected_total(name, sparsity, size, step, interval, steps):
     return round((1 - (sparsity + (first - sparsity) * (1 - progress) ** 3)) * size)
 
 
-@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer_name",
+    [
+        name if name in ("sgd", "adam", "rprop") else pytest.param(name, marks=pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_counts_stay_exact_over_200_steps(name, optimizer_name):
     model = tiny_net()
