@@ -23,7 +23,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.optim import Optimizer
 
 from suptickets.layout import marks
@@ -88,7 +88,7 @@ class Slot:
         self.collecting = False
 
 
-@torch.library.custom_op("suptickets::deliver", mutates_args=())
+@library.custom_op("suptickets::deliver", mutates_args=())
 def _deliver(gradient: Tensor, key: int) -> Tensor:
     _slots[key].deliver(gradient)
     return gradient.new_empty(())

@@ -154,6 +154,10 @@ class Cell:
         left_out = ("variation", "printed")
         return {key: value for key, value in flat.items() if value is not None and key not in left_out}
 
+    def texts(self) -> dict[str, str]:
+        """The same as a filter names it."""
+        return {key: _text(value) for key, value in self.as_dict().items()}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -190,7 +194,7 @@ class Experiment:
 
 def select(cells: Iterable[Cell], where: str) -> tuple[Cell, ...]:
     """The cells that a filter such as `sparsity=0.95,method=rigl` leaves; a key given twice takes both."""
-    texts = [(cell, {key: written(value) for key, value in cell.as_dict().items()}) for cell in cells]
+    texts = [(cell, cell.texts()) for cell in cells]
     if where and not where.strip(" ,"):
         raise SparsityError(f"{where!r} is no filter: write KEY=VALUE, as in sparsity=0.95,method=rigl")
     wanted: dict[str, set[str]] = {}
@@ -202,14 +206,14 @@ def select(cells: Iterable[Cell], where: str) -> tuple[Cell, ...]:
         known = {text[key] for _, text in texts if key in text}
         if not known:
             raise unknown("key of a cell", key, {name for _, text in texts for name in text})
-        wanted.setdefault(key, set()).add(choice(key, written(value), known))
+        wanted.setdefault(key, set()).add(choice(key, _text(value), known))
     left = tuple(cell for cell, text in texts if all(text.get(key) in some for key, some in wanted.items()))
     if not left:
         raise SparsityError(f"no cell has {where}: leave out a condition")
     return left
 
 
-def written(value: Value) -> str:
+def _text(value: Value) -> str:
     """A value as a filter names it: 0.950 and 0.95 are the same."""
     if isinstance(value, tuple):
         return "+".join(value)

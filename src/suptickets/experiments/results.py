@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from suptickets.errors import SparsityError, choice
-from suptickets.experiments.cells import (
-    EXPERIMENTS,
-    VARIATIONS,
-    Cell,
-    Experiment,
-    experiment,
-    select,
-    written,
-)
+from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment, select
 from suptickets.experiments.errata import ERRATA, erratum
 from suptickets.experiments.gains import GAINS, gains_page, pairs
 from suptickets.experiments.numbers import ours, spent
@@ -307,8 +299,7 @@ def _filters(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = 
 
 def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
     """What these cells have, and not all have."""
-    known = [{key: written(value) for key, value in cell.as_dict().items()} for cell in done]
-    every = [{key: written(value) for key, value in cell.as_dict().items()} for cell in cells]
+    known, every = [cell.texts() for cell in done], [cell.texts() for cell in cells]
     terms = []
     for key in FILTERED:
         kept = {one.get(key) for one in known}
