@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from suptickets.experiments.gains import gain, gains_page, over_start, pairs
 from suptickets.experiments.plan import Mode, Reading
@@ -74,6 +75,40 @@ def test_the_p_value_is_the_share_of_all_swaps_that_are_as_extreme() -> None:
     assert gain(pairs(records, Mode()), "accuracy").permutation == pytest.approx(extreme)
 
 
+def test_the_t_test_is_of_the_means_of_the_seeds_over_the_cells_that_all_have() -> None:
+    differences = {("rigl", 1): 0.010, ("rigl", 2): 0.014, ("rigl", 3): 0.007, ("set", 1): 0.003}
+    differences |= {("set", 2): 0.006, ("set", 3): 0.001, ("granet", 1): 0.9}  # which has one seed
+    records = [
+        r for (method, seed), d in differences.items() for r in both(seed, 0.05, 0.05 + d, method=method)
+    ]
+    means = [(differences["rigl", seed] + differences["set", seed]) / 2 for seed in (1, 2, 3)]
+    expected = stats.ttest_1samp(means, 0).pvalue
+    assert gain(pairs(records, Mode()), "accuracy").t == pytest.approx(expected)
+    assert gain(pairs(both(1, 0.7, 0.72) + both(1, 0.6, 0.65, method="set"), Mode()), "accuracy").t is None
+
+
+def test_few_pairs_have_no_mean_in_the_headline() -> None:
+    records = [r for seed, d in enumerate((0.01, 0.30, 0.02), 1) for r in both(seed, 0.4, 0.4 + d)]
+    told = {number.label: (number.text, number.note) for number in gains_page(records, Mode()).numbers}
+    assert told["Accuracy of vgg16"] == ("+1.00 to +30.00\xa0points", "in 3 pairs")
+
+
+def test_the_page_tells_of_the_results_of_its_pairs_alone() -> None:
+    used = [{**one, "command": "suptickets reproduce vgg16", "seconds": 100.0} for one in both(1, 0.7, 0.72)]
+    others = [
+        record("none", 2, 0.7),
+        record("sup-tickets", 1, 0.9, cycle_epochs=4),
+        record("none", 1, 0.7, sparsity=0.9),
+    ]
+    others = [{**one, "command": "suptickets reproduce other", "seconds": 1e9} for one in others]
+    one = gains_page([*used, *others], Mode(), commands=["suptickets reproduce vgg16 --seeds 1"])
+    text = markdown(one)
+    assert "reproduce vgg16 --seeds 1" in text and "reproduce other" not in text
+    (made,) = (table for table in one.tables() if table.name == "made")
+    assert [row[2].text for row in made.rows] == ["2"]
+    assert [number.text for number in one.numbers if number.label == "Time of all runs"] == ["3\xa0min"]
+
+
 def test_one_pair_is_not_tested() -> None:
     only = gain(pairs(both(1, 0.70, 0.72), Mode()), "accuracy")
     assert (only.permutation, only.wilcoxon, only.deviation) == (None, None, None)
@@ -108,13 +143,14 @@ def test_plots_say_what_is_better_and_leave_room() -> None:
 def test_each_network_has_its_own_mean_tests_and_plots() -> None:
     """One that hardly learns would decide the mean of all."""
     few = both(1, 0.27, 0.58, model="resnet50", method="snip")
-    page = gains_page([*few, *both(1, 0.70, 0.71), *both(2, 0.70, 0.72)], Mode())
+    others = [one for seed in range(1, 7) for one in both(seed, 0.70, 0.71 + 0.002 * seed)]
+    page = gains_page([*few, *others], Mode())
     tests = {table.name: [cell.text for cell in table.rows[0]] for table in page.tables()}
-    assert tests["tests-vgg16"][2:7] == ["2", "2", "1", "1", "+1.50 ± 0.71"]
+    assert tests["tests-vgg16"][2:7] == ["6", "6", "1", "1", "+1.70 ± 0.37"]
     assert tests["tests-resnet50"][2:7] == ["1", "1", "1", "1", "+31.00"]
     said = {number.label: (number.text, number.note) for number in page.numbers}
-    assert said["Pairs"] == ("3", "of 2 cells") and said["Better Accuracy"][0] == "3 of 3"
-    assert said["Accuracy of vgg16"][0].startswith("+1.50") and "p = 0.5" in said["Accuracy of vgg16"][1]
+    assert said["Pairs"] == ("7", "of 2 cells") and said["Better Accuracy"][0] == "7 of 7"
+    assert said["Accuracy of vgg16"][0].startswith("+1.70") and "p = 0.031" in said["Accuracy of vgg16"][1]
     assert said["Accuracy of resnet50"] == ("+31.00\N{NO-BREAK SPACE}points", "in one pair")
     assert [plot.name for plot in page.plots()][::3] == ["gain-accuracy-vgg16", "gain-accuracy-resnet50"]
 

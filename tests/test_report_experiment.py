@@ -4,9 +4,11 @@ import re
 from dataclasses import replace
 from math import hypot
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from report_runs import figure_cells, make_cells, make_run
+from scipy import stats
 
 from suptickets.report import (
     FIGURES,
@@ -40,6 +42,14 @@ def test_the_difference_is_in_joint_deviations():
     assert one.deviations == pytest.approx(0.01 / hypot(0.003, 0.004)) == pytest.approx(2)
 
 
+def test_the_p_value_of_the_difference_is_welchs():
+    ours, theirs = [0.701, 0.708, 0.712, 0.716], [0.690, 0.694, 0.701]
+    paper = Paper(mean(theirs), stdev(theirs), 3)
+    one = CellResult({}, paper=paper, ours=Ours(mean(ours), stdev(ours), 4))
+    assert one.welch == pytest.approx(stats.ttest_ind(ours, theirs, equal_var=False).pvalue)
+    assert replace(one, paper=paper._replace(runs=1)).welch is None  # of one run there is no deviation
+
+
 @pytest.mark.parametrize(
     ("paper", "ours"),
     [
@@ -50,7 +60,8 @@ def test_the_difference_is_in_joint_deviations():
     ],
 )
 def test_without_a_deviation_there_is_no_such_difference(paper, ours):
-    assert CellResult({}, paper=paper, ours=ours).deviations is None
+    one = CellResult({}, paper=paper, ours=ours)
+    assert one.deviations is None and one.welch is None
 
 
 def test_two_runs_without_any_deviation_divide_by_nothing():
@@ -291,6 +302,15 @@ def test_bars_of_equal_height_are_seen_and_deviations_whole(mean, sd):
         bars = [bar.get_height() for bar in chart.axes.patches]
         assert len(bars) == 7 and all(height > 0 for height in bars) or mean == 0
         assert bottom >= 0 and (mean == 0 or bottom < mean - (sd or 0)) and top >= mean + (sd or 0)
+
+
+def test_one_bar_is_no_figure_and_one_run_has_no_deviation():
+    one = cell(0.9, variation="rule cia")
+    assert FIGURES["averaging"]([one]) == []
+    few = [replace(one, ours=Ours(0.9, None, 1)), replace(one, variation="rule caa", ours=Ours(0.8, 0.01, 3))]
+    (plot,) = FIGURES["averaging"](few)
+    with drawn(plot) as chart:
+        assert len(chart.axes.lines) == 1
 
 
 @pytest.mark.parametrize("length", [1, 8, 12, 19, 26, 60])

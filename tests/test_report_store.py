@@ -220,6 +220,8 @@ def test_a_trunk_counts_once_in_the_hours(tmp_path):
     assert spent(records) == pytest.approx(2 * (150 * 226 / 250 + 2 * 150 * 24 / 250))
     assert spent([{**record, "separate": True} for record in records]) == pytest.approx(600)
     assert spent(records + records) == spent(records)
+    other = {**records[0], "revision": "other"}  # whose trunk was trained another time
+    assert spent([other, *records[1:]]) == pytest.approx(spent(records) + 150 * 226 / 250)
     assert spent([]) is None
 
 
@@ -294,6 +296,25 @@ def test_the_commands_train_what_there_is_and_nothing_else(tmp_path, name, some)
         for r in readings(cell)
     }
     assert trained == {*there.items()} and len(lines) <= 3 * len(some)
+
+
+def test_the_commands_go_up_to_the_last_seed_that_there_is(tmp_path):
+    make_store(tmp_path, "vgg16", cells=RIGL, seeds=(1, 3))
+    (command,) = next(b for b in pages(tmp_path, "vgg16").sections[-1].blocks if isinstance(b, Listing)).lines
+    assert "--seeds 3" in command
+
+
+def test_the_commands_of_the_gains_train_the_pairs_and_nothing_else(tmp_path):
+    make_store(tmp_path, "vgg16", cells=RIGL, seeds=(1, 2))
+    make_store(tmp_path, "vgg16", cells="method=dense", seeds=(1,))
+    make_store(tmp_path, "cycle-length", cells="model=vgg16,sparsity=0.8", seeds=(1,))
+    write_pages(tmp_path, ["gains"], tmp_path / "gains.md", format="md")
+    lines = [line for line in (tmp_path / "gains.md").read_text().splitlines() if "reproduce " in line]
+    (made,) = (line for line in lines if not line.startswith("|"))
+    assert made == (
+        "suptickets reproduce vgg16 --cells data=cifar10,method=rigl,sparsity=0.9 --seeds 2 --data-dir DATA "
+        "--out again"
+    )
 
 
 # ---- Markdown ----

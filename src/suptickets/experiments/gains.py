@@ -1,25 +1,26 @@
 """Whether Sup-tickets helps: every cell of a store with it and without, the two runs of a seed as a pair.
 
 All pairs of the paper's recipe count, whichever experiment they were trained for, those of one network
-together: what a network that hardly learns gains is no part of another's mean. Two tests are told: the
-permutation test of the mean difference, and Wilcoxon's, which no single run decides.
+together: what a network that hardly learns gains is no part of another's mean. Three tests are told: the
+permutation test of the mean difference, Wilcoxon's, which no single run decides, and the t-test of the seeds'
+means, which takes nothing but the seeds to be independent.
 """
 
 from __future__ import annotations
 
-import shlex
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from suptickets.errors import SparsityError
+from suptickets.experiments.numbers import spent
 from suptickets.experiments.plan import Mode, Reading
 from suptickets.experiments.store import Results, mode_of
-from suptickets.measure.significance import permutation, wilcoxon
-from suptickets.report.again import again
+from suptickets.measure.significance import paired_t, permutation, wilcoxon
+from suptickets.report.again import again, time_spent
 from suptickets.report.colours import MUTED, SERIES
 from suptickets.report.document import Block, Cell, Note, Number, Page, Plot, Section, Table
 from suptickets.report.measures import MINUS, NO_BREAK, measure
@@ -31,10 +32,13 @@ GAINS = "gains"  # what a report calls it
 TITLE = "Does Sup-tickets help?"
 ABOUT = "All cells with and without it, paired by seed; not in the paper."
 NAMED = ("data", "model", "method", "sparsity")
+FEWEST = 6  # pairs of which the permutation test can give less than 0.05
+BOTH = ("none", "sup-tickets")
 MEASURES = ("accuracy", "nll", "ece")
 TEXT = (
-    "Differences are those with Sup-tickets minus those without: of accuracy more is better, else less. The "
-    "tests take pairs as independent; those of one seed at several sparsities are so only in part."
+    "Differences are those with Sup-tickets minus those without: of accuracy more is better, else less. "
+    "Permutation and Wilcoxon tests take pairs as independent, which those of one seed at several sparsities "
+    "are only in part; the t-test is of the seeds' means over the cells, and takes the seeds as independent."
 )
 
 
@@ -54,14 +58,10 @@ class Pair(NamedTuple):
 def pairs(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Pair]:
     """All that results of one mode hold, cell by cell."""
     results, found = Results(records, mode), []
-    cells = {_named(one["cell"]) for one in records if _boosted(one, mode)}
+    cells = {named(one["cell"]) for one in records if _boosted(one, mode)}
     for cell in sorted(cells, key=lambda cell: (*cell[:3], -cell[3])):
-        settings = dict(zip(NAMED, cell, strict=True))
         with suppress(SparsityError):  # a cell of no experiment
-            boosted, plain = (
-                results.measures(Reading.of({**settings, "booster": booster}))
-                for booster in ("sup-tickets", "none")
-            )
+            plain, boosted = map(results.measures, _readings(cell))
             both = [Pair(cell, seed, plain[seed], boosted[seed]) for seed in boosted if seed in plain]
             found += [pair for pair in both if _measured(pair.plain) and _measured(pair.boosted)]
     return found
@@ -73,7 +73,14 @@ def over_start(found: Iterable[Pair]) -> list[Pair]:
     return [pair._replace(plain=start) for pair, start in started if _measured(start)]
 
 
-def _named(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+def _readings(cell: tuple[str, str, str, float]) -> list[Reading]:
+    """Without and with."""
+    settings = dict(zip(NAMED, cell, strict=True))
+    return [Reading.of({**settings, "booster": booster}) for booster in BOTH]
+
+
+def named(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a cell from others here: data, model, method, sparsity."""
     return tuple(cell[name] for name in NAMED)
 
 
@@ -98,6 +105,7 @@ class Gain:
         deviation: of the differences.
         permutation: p-value of the mean difference; None below two pairs.
         wilcoxon: p-value of the signed ranks.
+        t: p-value of the mean differences of the seeds, by the t-test; None below two seeds.
     """
 
     pairs: int
@@ -108,6 +116,7 @@ class Gain:
     deviation: float | None
     permutation: float | None
     wilcoxon: float | None
+    t: float | None
 
 
 def gain(found: Sequence[Pair], name: str) -> Gain:
@@ -125,7 +134,17 @@ def gain(found: Sequence[Pair], name: str) -> Gain:
         deviation=stdev(differences) if tested else None,
         permutation=permutation(boosted, without).p if tested else None,
         wilcoxon=wilcoxon(boosted, without).p if tested else None,
+        t=_over_seeds(found, name),
     )
+
+
+def _over_seeds(found: Iterable[Pair], name: str) -> float | None:
+    """Of the cells that all seeds have, and their means."""
+    cells = by_cell(found).values()
+    seeds = {pair.seed for own in cells for pair in own}
+    whole = [{pair.seed: pair.difference(name) for pair in own} for own in cells if len(own) == len(seeds)]
+    means = [mean(own[seed] for own in whole) for seed in sorted(seeds) if whole]
+    return paired_t(means, [0.0] * len(means)).p if len(means) > 1 else None
 
 
 def _sides(found: Sequence[Pair]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
@@ -145,7 +164,7 @@ def by_cell(found: Iterable[Pair]) -> dict[tuple[str, str, str, float], list[Pai
 
 
 def gains_page(
-    records: Sequence[Mapping[str, Any]], mode: Mode, notes: Iterable[str] = (), store: str | Path = "STORE"
+    records: Sequence[Mapping[str, Any]], mode: Mode, notes: Iterable[str] = (), commands: Sequence[str] = ()
 ) -> Page:
     """The tests, every cell, and a plot of all differences; results without a pair give an empty page."""
     found = pairs(records, mode)
@@ -154,9 +173,20 @@ def gains_page(
     first, *others = (_section(model, own) for model, own in _by("model", found).items())
     sections = [replace(first, blocks=[*map(Note, notes), *first.blocks]), *others]
     sections.append(Section("Every cell", [_cells(found)]))
-    made = [record for record in records if mode_of(record) == mode]
-    sections.append(again([], [f"suptickets report {shlex.quote(str(store))} --experiment {GAINS}"], made))
-    return Page(TITLE, ABOUT, _headline(found), sections)
+    made = _made(found, records, mode)
+    sections.append(again([], commands, made))
+    return Page(TITLE, ABOUT, (*_headline(found), *time_spent(spent(made), made)), sections)
+
+
+def _made(found: Iterable[Pair], records: Iterable[Mapping[str, Any]], mode: Mode) -> list[Mapping[str, Any]]:
+    """The results that the pairs are of."""
+    used = {_line(one.key, pair.seed) for pair in found for one in _readings(pair.cell)}
+    own = [record for record in records if mode_of(record) == mode]
+    return [record for record in own if _line(record["cell"], record["seed"]) in used]
+
+
+def _line(key: Mapping[str, Any], seed: int) -> str:
+    return json.dumps([key, seed], sort_keys=True)
 
 
 def _by(name: str, found: Iterable[Pair]) -> dict[str, list[Pair]]:
@@ -183,17 +213,25 @@ def _headline(found: Sequence[Pair]) -> tuple[Number, ...]:
     for name, one in every.items():
         numbers.append(Number(f"Better {measure(name).label}", f"{one.better} of {one.pairs}"))
     for model, own in _by("model", found).items():
-        one = gain(own, "accuracy")
-        p = measure("p_value").bare(one.permutation)
-        note = "in one pair" if one.pairs == 1 else f"on average, p = {p}"
-        numbers.append(Number(f"Accuracy of {model}", measure("accuracy").change(one.mean), note))
+        numbers.append(Number(f"Accuracy of {model}", *_accuracy(own)))
     return tuple(numbers)
+
+
+def _accuracy(own: Sequence[Pair]) -> tuple[str, str]:
+    """The mean difference; of few pairs, which no test can tell from chance, the least and the largest."""
+    show, one = measure("accuracy").change, gain(own, "accuracy")
+    if len(own) >= FEWEST:
+        return show(one.mean), f"on average, p = {measure('p_value').bare(one.permutation)}"
+    least, most = (show(end(pair.difference("accuracy") for pair in own)) for end in (min, max))
+    if len(own) == 1:
+        return most, "in one pair"
+    return f"{least.removesuffix(f'{NO_BREAK}points')} to {most}", f"in {len(own)} pairs"
 
 
 def _tests(name: str, title: str, found: Sequence[Pair]) -> Table:
     """All pairs; and those of each data set and method, where there are several."""
     header = ["Measure", "Of", "Pairs", "Better", "Cells", "Cells better"]
-    header += ["Mean difference", "Permutation p", "Wilcoxon p"]
+    header += ["Mean difference", "Permutation p", "Wilcoxon p", "t of seeds p"]
     parts = [("all", found)]
     for kind in ("data", "method"):
         split = _by(kind, found)
@@ -204,7 +242,7 @@ def _tests(name: str, title: str, found: Sequence[Pair]) -> Table:
 def _tested(name: str, of: str, found: Sequence[Pair]) -> list[Cell]:
     kind, one = measure(name), gain(found, name)
     spread = "" if one.deviation is None else f" ± {kind.bare(one.deviation)}"
-    ps = map(measure("p_value").cell, (one.permutation, one.wilcoxon))
+    ps = map(measure("p_value").cell, (one.permutation, one.wilcoxon, one.t))
     counts = (one.pairs, one.better, one.cells, one.cells_better)
     numbers = [Cell(str(count), float(count)) for count in counts]
     return [Cell(kind.header), Cell(of), *numbers, Cell(_change(name, one.mean) + spread, one.mean), *ps]

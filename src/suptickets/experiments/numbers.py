@@ -98,7 +98,8 @@ def _together(cell: Cell, results: Results, found: Mapping[int, Any]) -> Ours | 
 def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
     """Seconds of all runs that these results were read off, added up: each run once, and each trunk once.
 
-    The time of a branch has that of its trunk in it, which is taken to be as its share of the epochs.
+    The time of a branch has that of its trunk in it, which is taken to be as its share of the epochs; and
+    branches of two revisions do not have the same trunk.
     """
     runs: dict[str, tuple[Mapping[str, Any], float]] = {}
     for one in records:
@@ -106,12 +107,12 @@ def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
             key = json.dumps([one.get("settings") or one["cell"], one["seed"]], sort_keys=True)
             known = runs.get(key)
             runs[key] = one, max(one["seconds"], known[1] if known else 0.0)
-    trunks: dict[Settings, list[float]] = {}
+    trunks: dict[tuple[Settings, str], list[float]] = {}
     total = sum(seconds - _shared(one, seconds, trunks) for one, seconds in runs.values())
     return total + sum(map(mean, trunks.values())) if runs else None
 
 
-def _shared(one: Mapping[str, Any], seconds: float, trunks: dict[Settings, list[float]]) -> float:
+def _shared(one: Mapping[str, Any], seconds: float, trunks: dict[tuple[Settings, str], list[float]]) -> float:
     """The part of a run that its trunk took, which is noted there."""
     try:
         run = build(one.get("settings") or {})
@@ -120,5 +121,5 @@ def _shared(one: Mapping[str, Any], seconds: float, trunks: dict[Settings, list[
     if one["separate"] or not forks(run):
         return 0.0
     part = seconds * start_of(run) / run.epochs
-    trunks.setdefault(trunk_of(run), []).append(part)
+    trunks.setdefault((trunk_of(run), str(one.get("revision"))), []).append(part)
     return part

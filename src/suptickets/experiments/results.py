@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from suptickets.errors import SparsityError, choice
 from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment, select
 from suptickets.experiments.errata import ERRATA, erratum
-from suptickets.experiments.gains import GAINS, gains_page, pairs
+from suptickets.experiments.gains import BOTH, GAINS, gains_page, named, pairs
 from suptickets.experiments.numbers import ours, spent
 from suptickets.experiments.plan import (
     TOGETHER,
@@ -87,7 +88,7 @@ def page(
         figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
         notes=[*_left_out(used, shown), *_page_notes(mode, own.table), *few],
-        commands=_commands(name, mode, where, known),
+        commands=_commands(name, mode, where, [cell for cell, found in known if found], results),
         results=used,
         seconds=spent(used),
     )
@@ -182,7 +183,19 @@ def _page(
 ) -> Page:
     if name != GAINS:
         return page(name, records, mode, store=store, beside=beside)
-    return gains_page(records, mode, _made(mode), store)
+    shown = f"suptickets report {shlex.quote(str(store))} --experiment {GAINS}"
+    return gains_page(records, mode, _made(mode), [*_trained(records, mode), shown])
+
+
+def _trained(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
+    """The commands that train all pairs: each as a part of the first table that has it."""
+    results, left, found = Results(records, mode), {pair.cell for pair in pairs(records, mode)}, list[str]()
+    for name in dict.fromkeys((*MAIN, *EXPERIMENTS)):
+        own = {cell: named(cell.as_dict()) for cell in experiment(name).table}
+        done = [cell for cell in own if own[cell] in left and cell.booster in BOTH and not cell.variation]
+        found += _commands(name, mode, "", done, results) if done else []
+        left -= {own[cell] for cell in done}
+    return found
 
 
 def _write_markdown(pages: Mapping[str, Page], out: Path) -> list[Path]:
@@ -270,19 +283,23 @@ def _made(mode: Mode) -> list[str]:
     return [*made, *([trial] if mode.trial else []), *([other] if model else [])]
 
 
-def _commands(name: str, mode: Mode, where: str, cells: Sequence[tuple[Cell, Ours | None]]) -> list[str]:
-    """What computes the cells that have a result anew, and trains nothing else."""
-    if not trains(experiment(name).table):
+def _commands(name: str, mode: Mode, where: str, done: Iterable[Cell], results: Results) -> list[str]:
+    """What computes these cells anew, up to the last of their seeds, and trains nothing else."""
+    every = experiment(name).table
+    if not trains(every):
         return [f"suptickets report STORE --experiment {name}"]
-    runs = {cell: found.runs for cell, found in cells if found is not None and readings(cell)}
-    if where or not runs:
-        return [command([name], where, max(runs.values(), default=None), mode, "again")]
-    every = [cell for cell, _ in cells]
+    seeds = {cell: max(_seeds(cell, results)) for cell in done if readings(cell)}
+    if where or not seeds:
+        return [command([name], where, max(seeds.values(), default=None), mode, "again")]
     return [
-        command([name], part, seeds, mode, "again")
-        for seeds in sorted({*runs.values()}, reverse=True)
-        for part in _filters([cell for cell in runs if runs[cell] == seeds], every)
+        command([name], part, last, mode, "again")
+        for last in sorted({*seeds.values()}, reverse=True)
+        for part in _filters([cell for cell in seeds if seeds[cell] == last], every)
     ]
+
+
+def _seeds(cell: Cell, results: Results) -> set[int]:
+    return {seed for reading in readings(cell) for seed in results.measures(reading)}
 
 
 def _filters(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = SPLIT) -> list[str]:
@@ -314,7 +331,7 @@ def _shown(cell: Cell, found: Ours | None, mode: Mode, own: Experiment) -> CellR
     if cell.ticket is None and any(other.ticket for other in own.table):
         what["ticket"] = SUPERPOSED
     variation = ", ".join(setting_name(key, value) for key, value in cell.variation)
-    paper = None if cell.paper is None else Paper(cell.paper.mean, cell.paper.deviation)
+    paper = None if cell.paper is None else Paper(cell.paper.mean, cell.paper.deviation, own.seeds)
     return CellResult(
         {key: " ".join(v) if isinstance(v, tuple) else v for key, v in what.items()},
         variation,

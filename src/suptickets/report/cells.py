@@ -16,10 +16,11 @@ Setting: TypeAlias = str | int | float | bool | None
 
 
 class Paper(NamedTuple):
-    """What the paper prints; fractions are fractions, not percentages."""
+    """What the paper prints, of so many runs; fractions are fractions, not percentages."""
 
     mean: float
     deviation: float | None = None
+    runs: int = 0
 
 
 class Ours(NamedTuple):
@@ -75,6 +76,15 @@ class CellResult:
             return None
         joint = hypot(self.paper.deviation, self.ours.sd)
         return self.difference / joint if joint else None
+
+    @property
+    def welch(self) -> float | None:
+        """The p-value of the difference, by Welch's test; none where a deviation is not known."""
+        if self.deviations is None or self.paper is None or self.ours is None or self.paper.runs < 2:
+            return None
+        from scipy import stats  # type: ignore[import-untyped]  # slow to import
+
+        return float(stats.ttest_ind_from_stats(*self.ours, *self.paper, equal_var=False).pvalue)
 
     def column(self, *, level: bool = True) -> tuple[str, ...]:
         """Where the paper's tables put it: data, sparsity (`level`) and measure make a column."""

@@ -35,6 +35,7 @@ DOTS = 300  # per inch, in a PNG
 TIPS = 120  # at most so many points of a line have a tooltip
 DASHES = (0, (3, 1.6))
 GAP = 14  # pixels between two names of lines
+AROUND = 70  # pixels of a plot of rows that are not rows
 HALO = 3  # pixels around words, so that no line crosses them; on a page it is that of its style
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -133,8 +134,10 @@ class Chart:
     def spread(
         self, x: float, y: float, deviation: float | None, colour: Colour, *, upright: bool = False
     ) -> None:
-        """One deviation to either side."""
-        across, along = (0, deviation or 0) if upright else (deviation or 0, 0)
+        """One deviation to either side, if there is one."""
+        if not deviation:
+            return
+        across, along = (0, deviation) if upright else (deviation, 0)
         ends = [x - across, x + across], [y - along, y + along]
         self.axes.plot(*ends, color=colour.light, linewidth=1.2, alpha=0.6)
 
@@ -221,8 +224,12 @@ class Chart:
         self.axes.yaxis.set_minor_formatter("")
 
     def rows(self, names: Sequence[str]) -> None:
-        """Rows from the top down, named at the left; the grid turns."""
-        self.axes.set_yticks(range(len(names)), told_apart(names))
+        """Rows from the top down, named at the left; the grid turns, and the plot grows with long names."""
+        shown = told_apart(names)
+        lines = max((1 + name.count("\n") for name in shown), default=1)
+        self.height = max(self.height, AROUND + len(names) * (GAP * lines + 4))
+        self.figure.set_figheight(self.height / 72)
+        self.axes.set_yticks(range(len(names)), shown)
         self.axes.set_ylim(len(names) - 0.5, -0.5)
         self.axes.tick_params(axis="y", labelcolor=INK.light)
         self.axes.grid(visible=False, axis="y")
@@ -248,8 +255,10 @@ class Chart:
         """As a file for a paper, with a title, and the same bytes each time."""
         for points in self.hidden:
             points.set_visible(False)
-        self.axes.set_title(shortened(title, 50), pad=20 if self.crowned else None)
+        heading = self.axes.set_title(shortened(title, 50), pad=20 if self.crowned else None)
         self._lay_out()
+        beyond = heading.get_window_extent().x1 - 0.98 * self.figure.bbox.width
+        heading.set_x(-max(0.0, beyond) / self.axes.bbox.width)  # over the names of rows, if it is long
         if kind == "svg":
             return self._save_svg(path, title)
         for word in self.axes.texts:

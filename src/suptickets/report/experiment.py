@@ -9,7 +9,7 @@ from suptickets.report.again import again, time_spent
 from suptickets.report.cells import CellResult, Mark, Setting, best_among, telling
 from suptickets.report.colours import MUTED, SERIES, SHADE
 from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Plot, Section, Table
-from suptickets.report.measures import NO_BREAK, NOTHING, Measure, file_names, plain
+from suptickets.report.measures import MEASURES, NO_BREAK, NOTHING, Measure, file_names, plain
 from suptickets.report.panels import panel_sections
 from suptickets.report.runs import Run, runs_name, sparsity_name
 
@@ -178,7 +178,7 @@ def _list(cells: Sequence[CellResult], mark: Mark) -> Table:
     keys = list(dict.fromkeys(key for cell in cells for key in cell.settings))
     wins = mark.of(cells, "ours").winners
     header = [*(key.replace("_", " ").capitalize() for key in keys), "Variation", "Measure"]
-    header += ["Paper", "Ours", "Runs", "Difference", DEVIATIONS.label]
+    header += ["Paper", "Ours", "Runs", "Difference", DEVIATIONS.label, "Welch's p"]
     rows = [[*_names(cell, keys), *_results(cell, n in wins)] for n, cell in enumerate(cells)]
     return Table("cells", "Every cell", header, rows, folded=True)
 
@@ -191,7 +191,7 @@ def _names(cell: CellResult, keys: Sequence[str]) -> list[Cell]:
 
 def _results(cell: CellResult, best: bool) -> list[Cell]:
     runs, difference = cell.ours.runs if cell.ours else 0, cell.difference
-    paper = cell.kind.cell(*cell.paper) if cell.paper else Cell(NOTHING)
+    paper = cell.kind.cell(*cell.paper[:2]) if cell.paper else Cell(NOTHING)
     changed = NOTHING if difference is None else cell.kind.change(difference)
     return [
         paper,
@@ -199,6 +199,7 @@ def _results(cell: CellResult, best: bool) -> list[Cell]:
         Cell(str(runs), float(runs)),
         Cell(changed, difference),
         DEVIATIONS.cell(cell.deviations),
+        MEASURES["p_value"].cell(cell.welch),
     ]
 
 

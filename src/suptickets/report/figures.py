@@ -72,7 +72,7 @@ FIGURES: Mapping[str, Callable[[Sequence[CellResult]], list[Plot]]] = {
 def _bars(
     cells: Sequence[CellResult], measures: Sequence[str], bar: Callable[[CellResult], str]
 ) -> list[Plot]:
-    """One plot for each measure, data set and model."""
+    """One plot for each measure, data set and model that has two bars to compare."""
     plots: dict[tuple[str, str], dict[str, dict[str, CellResult]]] = {}
     for measure in measures:
         for cell in cells:
@@ -82,6 +82,7 @@ def _bars(
                 )
                 groups = plots.setdefault((measure, where), {})
                 groups.setdefault(sparsity_name(cell.settings), {})[bar(cell)] = cell
+    plots = {place: groups for place, groups in plots.items() if sum(map(len, groups.values())) > 1}
     names = file_names([f"figure {measure} {where}" for measure, where in plots])
     return [_bar_plot(own, where, bars) for own, ((_, where), bars) in zip(names, plots.items(), strict=True)]
 

@@ -116,17 +116,18 @@ def _others(groups: Sequence[Group]) -> str:
 
 
 def _setting(chart: Chart, measure: Measure, key: str, y: int, one: Group, colour: Colour) -> None:
+    """The large mark beneath the small ones, so that all are seen."""
     final, deviation = one.mean(key), one.deviation(key)
+    if final is not None:
+        chart.spread(final, y, deviation, colour)
+        tip = f"{one.label}\n{measure.show(final, deviation)}, {runs_name(len(one.runs))}"
+        chart.points([(final, y, tip)], colour, marker="D", size=8)
     for name, value, options in (
         ("before the cycles", one.mean(key, "start"), {"hollow": True}),
         (f"mean of the {one.runs[0].part}s", one.of_parts(key), {"size": 5.0}),
     ):
         if value is not None:
             chart.points([(value, y, f"{one.label}: {name}\n{measure.show(value)}")], colour, **options)
-    if final is not None:
-        chart.spread(final, y, deviation, colour)
-        tip = f"{one.label}\n{measure.show(final, deviation)}, {runs_name(len(one.runs))}"
-        chart.points([(final, y, tip)], colour, marker="D", size=8)
 
 
 def cost_plots(groups: Sequence[Group]) -> list[Plot]:
