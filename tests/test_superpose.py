@@ -742,6 +742,30 @@ def test_infinities_that_all_tickets_have_are_averaged(rule):
     assert torch.equal(st.superpose(tickets, rule, sparsity=0.0)["mask"], mask)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rule", RULES)
+def test_half_precision_is_rounded_once(rule, dtype):
+    """As if the tickets had been in double precision; batch-norm variances too."""
+    tickets = [{**one, "bn.running_var": one["a.bias"].abs() + 1} for one in make("partly", 12)]
+    halves = [{key: value.to(dtype) for key, value in one.items()} for one in tickets]
+    exact = st.superpose([{k: v.double() for k, v in one.items()} for one in halves], rule, prune_when="end")
+    ours = st.superpose(halves, rule, prune_when="end")
+    for key, value in exact.items():
+        assert ours[key].dtype == dtype
+        torch.testing.assert_close(ours[key].double(), value, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_all_tickets_have_their_average_has(rule, dtype):
+    """A frozen backbone, or a table of whole numbers that is kept as floats."""
+    one = {key: value.to(dtype) for key, value in make("partly", 1)[0].items()} | {
+        "table": torch.arange(20.0)
+    }
+    for key, value in st.superpose([one] * 12, rule).items():
+        assert value.dtype == one[key].dtype and torch.equal(value, one[key])
+
+
 def test_buffers_of_a_model_may_be_anything():
     """What layers do not own is averaged as it was given: not a number, or of another layout."""
     graph = torch.eye(4, dtype=torch.float64).to_sparse()
@@ -751,10 +775,11 @@ def test_buffers_of_a_model_may_be_anything():
 
 
 def test_tickets_of_different_types_are_listed():
-    """Floating-point numbers of another precision take that of the first."""
+    """Floating-point numbers of different precision take the highest."""
     one, other = make("partly", 2)
     other["a.weight"] = other["a.weight"].float()
-    assert st.superpose([one, other])["a.weight"].dtype == torch.float64
+    for tickets in ([one, other], [other, one]):
+        assert st.superpose(tickets)["a.weight"].dtype == torch.float64
     one |= {"c": torch.tensor(1), "d": torch.ones(2), "e": torch.tensor(1, dtype=torch.int32)}
     other |= {"c": torch.tensor(1.0), "d": torch.ones(2, dtype=torch.complex64), "e": torch.tensor(2)}
     for tickets in ([one, other], [other, one]):

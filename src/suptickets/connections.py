@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, TypeGuard
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from suptickets.layout import at_once, few, marks, sent
-from suptickets.weight import SUFFIX
+from suptickets.weight import POSITIONS
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Ticket:
     ) -> Ticket:
         """From the state dict of a sparse model, and the dense shapes of its sparse weights."""
         aliases = dict(aliases or {})
-        sparse = {key: Connections(state[_positions(key)], state[key].detach().reshape(-1)) for key in shapes}
-        taken = {name for key in (*sparse, *aliases) for name in (key, _positions(key))}
+        sparse = {key: Connections(state[key + POSITIONS], state[key].detach().reshape(-1)) for key in shapes}
+        taken = {name for key in (*sparse, *aliases) for name in (key, key + POSITIONS)}
         dense = {key: value for key, value in state.items() if key not in taken}
         return Ticket({key: torch.Size(shape) for key, shape in shapes.items()}, sparse, dense, aliases)
 
@@ -74,6 +74,23 @@ class Ticket:
     def counts(self) -> dict[str, int]:
         """Living connections of each sparse weight."""
         return {key: len(connections.rows) for key, connections in self.sparse.items()}
+
+    def types(self) -> dict[str, torch.dtype]:
+        """Of all that can be averaged."""
+        dense = {key: value.dtype for key, value in self.dense.items() if is_number(value)}
+        return dense | {key: connections.values.dtype for key, connections in self.sparse.items()}
+
+    def cast(self, types: Mapping[str, torch.dtype]) -> Ticket:
+        """The same in these types; what has them already is shared."""
+        sparse = {key: replace(c, values=c.values.to(types[key])) for key, c in self.sparse.items()}
+        dense = {key: value.to(types[key]) if key in types else value for key, value in self.dense.items()}
+        return Ticket(self.shapes, sparse, dense, self.aliases)
+
+    def wide(self) -> Ticket:
+        """The same in single precision at least, in which sums are not rounded to what they are made of."""
+        return self.cast(
+            {key: torch.promote_types(kind, torch.float32) for key, kind in self.types().items()}
+        )
 
     def clone(self) -> Ticket:
         """A copy that shares nothing."""
@@ -169,10 +186,6 @@ def alike(ticket: Ticket) -> list[list[str]]:
         for (device, _), keys in kinds.items()
         for part in few(keys, [counts[key] for key in keys], at_once(device))
     ]
-
-
-def _positions(key: str) -> str:
-    return f"{key}{SUFFIX}.positions"
 
 
 def is_number(value: Any) -> TypeGuard[Tensor]:

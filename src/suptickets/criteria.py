@@ -139,6 +139,11 @@ def grow_criterion(name: str | Criterion) -> Criterion:
     return _find("growing criterion", name, GROW)
 
 
+def need_gradient(prune: str | Criterion, grow: str | Criterion) -> bool:
+    """Whether one of the two scores by the gradient of all positions."""
+    return prune_criterion(prune).needs_gradient or grow_criterion(grow).needs_gradient
+
+
 def _find(kind: str, name: str | Criterion, known: dict[str, Criterion]) -> Criterion:
     if isinstance(name, Criterion):
         return name

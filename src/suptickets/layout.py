@@ -99,3 +99,10 @@ def few(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[list[T]
             yield list(items[start:end])
             start, total = end, size
     yield list(items[start:])
+
+
+def in_order(places: Tensor, size: int) -> bool:
+    """Whether these are places in a tensor of this size, each once, from the first to the last."""
+    if not len(places):
+        return True
+    return bool(places[0] >= 0 and places[-1] < size and (places[1:] > places[:-1]).all())

@@ -2,6 +2,9 @@
 
 The average is a running one (Eq. 4) and holds one extra sparse copy of the network: after every ticket it is
 pruned back to the count. With `prune_when="end"` it holds the union of all tickets' connections until then.
+
+It is computed in single precision at least, and rounded to the tickets' types once, at the end. What is the
+same in all tickets is the same in their average.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class Superposition:
     total: int | None = None
     count: int = field(default=0, init=False)
     average: Ticket | None = field(default=None, init=False)
+    types: dict[str, torch.dtype] = field(default_factory=dict, init=False)  # of the result
     targets: dict[str, int] = field(default_factory=dict, init=False)
     fixed: set[str] = field(default_factory=set, init=False)  # frozen or kept dense: they keep their counts
 
@@ -66,18 +70,22 @@ class Superposition:
     @torch.no_grad()
     def add(self, ticket: Ticket) -> None:
         """Average one more ticket in; it is not changed, and nothing of it is kept."""
+        types, ticket = ticket.types(), ticket.wide()
         average, numbers = self.average, _numbers(ticket)
         if average is not None:
             _same(average, ticket)
         _refuse_diverged(self.count + 1, ticket, numbers)
         self.count += 1
+        self.types = {
+            key: torch.promote_types(kind, self.types.get(key, kind)) for key, kind in types.items()
+        }
         if average is None:
             self.average = average = self._start(ticket)
         else:
             for keys in alike(average):
                 old, new = (Joined.of(t, keys) for t in (average, ticket))
                 average.sparse |= self._merge(old, new).parted()
-            self._mean(average.dense, ticket.dense, numbers)
+            self._average(average.dense, ticket.dense, numbers)
         if self.prune_when == "each":
             self._prune(average)
 
@@ -100,29 +108,27 @@ class Superposition:
         """Weight of the newest ticket in what is averaged independently of connections."""
         return 1 - self.beta if self.rule == "cima" else 1 / self.count
 
-    def _mean(self, old: dict[str, Any], new: Mapping[str, Any], numbers: Mapping[str, Tensor]) -> None:
+    def _average(self, old: dict[str, Any], new: Mapping[str, Any], numbers: Mapping[str, Tensor]) -> None:
         """Everything that is not sparse is averaged; of integers (counters of batches) the newest is kept."""
         for key in new.keys() - numbers.keys():
             old[key] = new[key].clone() if isinstance(new[key], Tensor) else new[key]
-        if numbers:
-            mine = [old[key] for key in numbers]
-            torch._foreach_mul_(mine, 1 - self._new_weight)
-            torch._foreach_add_(mine, list(numbers.values()), alpha=self._new_weight)
+        for key, value in numbers.items():
+            old[key] = _mean(old[key], value.to(old[key]), self._new_weight)
 
     def _merge(self, old: Joined, new: Joined) -> Joined:
         """The average over the union of their positions."""
         rows, where = torch.cat([old.rows, new.rows]).unique(return_inverse=True)
         in_old, in_new = where.split([len(old.rows), len(new.rows)])
         values = torch.zeros(len(rows), dtype=old.values.dtype, device=rows.device)
+        values[in_old] = old.values
         if old.times is None:
-            values[in_old] = old.values * (1 - self._new_weight)
-            values[in_new] += new.values * self._new_weight
-            return replace(old, rows=rows, values=values)
+            others = torch.zeros_like(values).index_put_((in_new,), new.values.to(values))
+            return replace(old, rows=rows, values=_mean(values, others, self._new_weight))
         times = torch.zeros(len(rows), dtype=old.times.dtype, device=rows.device)
-        values[in_old], times[in_old] = old.values * old.times, old.times
-        values[in_new] += new.values
+        times[in_old] = old.times
         times[in_new] += 1
-        return replace(old, rows=rows, values=values / times, times=times)
+        values[in_new] = _mean(values[in_new], new.values.to(values), 1 / times[in_new].to(values))
+        return replace(old, rows=rows, values=values, times=times)
 
     def _prune(self, ticket: Ticket) -> None:
         """Magnitude pruning to exactly the count, in total or in each layer."""
@@ -154,6 +160,7 @@ class Superposition:
             self._prune(ticket)
         for key, value in ticket.dense.items():
             ticket.dense[key] = value.square() if _is_variance(key, value) else value
+        ticket = ticket.cast(self.types)
         empty = [key for key, connections in ticket.sparse.items() if not len(connections.rows)]
         if empty:
             warnings.warn(f"pruning left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=3)
@@ -165,6 +172,12 @@ class Superposition:
                 stacklevel=3,
             )
         return ticket
+
+
+def _mean(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
+    """The new one with this weight; what is the same in both stays, infinities of masks too."""
+    mean = old * (1 - weight) + new * weight
+    return mean if mean.is_sparse else torch.where(old == new, old, mean)
 
 
 def _top(scores: Tensor, count: int) -> Tensor:

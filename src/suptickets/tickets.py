@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from suptickets.batch_norm import batch_norms, recompute
 from suptickets.connections import Ticket
-from suptickets.criteria import Criterion, grow_criterion, prune_criterion
+from suptickets.criteria import Criterion, grow_criterion, need_gradient, prune_criterion
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
@@ -175,11 +175,9 @@ class SupTickets:
         return float(self.network.state.optimizer.param_groups[0]["lr"])
 
     def needs_gradient(self, step: int) -> bool:
-        """Only steps after which an exploration grows by gradient."""
+        """Only steps after which an exploration chooses by gradient."""
         criteria = self._exploration(step)
-        return criteria is not None and any(
-            (prune_criterion(criteria[0]).needs_gradient, grow_criterion(criteria[1]).needs_gradient)
-        )
+        return criteria is not None and need_gradient(*criteria)
 
     def _exploration(self, step: int) -> Pair | None:
         """The criteria to explore with after this step; None if it is not the time."""
@@ -225,8 +223,7 @@ class SupTickets:
 
     def collect(self) -> None:
         """Take the network as it is now as a ticket; nothing of it is touched."""
-        model, ranks = self.network.model, self.network.ranks
-        ticket = Ticket.of(model.state_dict(), **keys(model))
+        model, ranks, ticket = self.network.model, self.network.ranks, self._taken()
         for name, _ in model.named_buffers():  # batch-norm statistics differ between ranks
             if isinstance(ticket.dense.get(name), Tensor):
                 ticket.dense[name] = ranks.of_rank_0(ticket.dense[name])
@@ -235,6 +232,10 @@ class SupTickets:
         self.collected.append(self.network.step)
         if self.keep:
             self._kept.append(ticket.clone())
+
+    def _taken(self) -> Ticket:
+        """The network as it is now, not copied."""
+        return Ticket.of(self.network.model.state_dict(), **keys(self.network.model))
 
     def _fixed(self) -> set[str]:
         """The weights that keep their counts when the average is pruned."""
@@ -352,7 +353,8 @@ class SupTickets:
         if differing:
             raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
         average, device = state["average"], next(self.network.model.parameters()).device
-        self.superposition.average = None if average is None else Ticket.unpack(average).to(device)
+        self.superposition.average = None if average is None else Ticket.unpack(average).to(device).wide()
+        self.superposition.types = self._taken().types()
         self.superposition.total = state["total"]
         self.superposition.targets = dict(state["targets"])
         self.superposition.fixed = set(state.get("fixed", self._fixed()))  # older states do not say

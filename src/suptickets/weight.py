@@ -27,13 +27,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from suptickets.errors import SparsityError
 from suptickets.gradient import DenseGradient
-from suptickets.layout import memory_order, remap
+from suptickets.layout import in_order, memory_order, remap
 from suptickets.view import as_view
 
 if TYPE_CHECKING:
     from suptickets.kept import Slot
 
 SUFFIX = "_connections"
+POSITIONS = f"{SUFFIX}.positions"  # what a state dict calls them
 _CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd)
 
 
@@ -259,7 +260,7 @@ class SparseWeight(nn.Module):
             or values.shape != (len(rows), *[1] * (len(self.shape) - 1))
         ):
             return f"{self.name}: {tuple(values.shape)} values do not fit {tuple(rows.shape)} positions"
-        if len(rows) and (rows[0] < 0 or rows[-1] >= self.size or (rows[1:] <= rows[:-1]).any()):
+        if not in_order(rows, self.size):
             return f"{self.name}: the positions are not sorted, not unique, or not below {self.size}"
         return None
 
@@ -311,7 +312,7 @@ class SparseModule(nn.Module):
         for name in self._sparse_names:
             key, weight = prefix + name, self._modules[name + SUFFIX]
             assert isinstance(weight, SparseWeight)
-            given = state.get(key), state.get(f"{key}{SUFFIX}.positions")
+            given = state.get(key), state.get(key + POSITIONS)
             problem = weight.accept(*given) if any(part is not None for part in given) else None
             errors += [] if problem is None else [problem]
         super()._load_from_state_dict(state, prefix, metadata, *args)
