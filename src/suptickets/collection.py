@@ -21,6 +21,11 @@ class Collection:
         self.weights, self.ranks = list(weights), ranks
         self._settled = False
 
+    @property
+    def active(self) -> bool:
+        """Whether gradients of all positions are being collected."""
+        return any(weight.collector is not None for weight in self.weights)
+
     def start(self) -> None:
         """Collect from the next forward pass on, from nothing."""
         self.discard()

@@ -13,7 +13,8 @@ from torch import Tensor
 from suptickets.connections import Ticket, is_number
 from suptickets.deploy.compact import load_compact
 from suptickets.errors import SparsityError, reason
-from suptickets.weight import SUFFIX
+from suptickets.layout import in_order
+from suptickets.weight import POSITIONS
 
 
 def layer_names(layers: str | Iterable[str]) -> list[str]:
@@ -31,7 +32,7 @@ def read_ticket(
     if not isinstance(item, Mapping | str | os.PathLike):
         raise SparsityError(f"a ticket must be a state dict or a file, not a {type(item).__name__}")
     state = item if isinstance(item, Mapping) else _load(item)
-    if any(str(key).endswith(f"{SUFFIX}.positions") for key in state):
+    if any(str(key).endswith(POSITIONS) for key in state):
         raise SparsityError(
             "this is the state of a sparse model: give network.state_dict() or network.densify().state_dict()"
         )
@@ -74,14 +75,12 @@ def _check_network(state: Mapping[str, Any]) -> None:
 
 def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
     """Whether the positions of a weight are those of its values: in it, sorted and unique."""
-    values, rows = model.get(key), model.get(f"{key}{SUFFIX}.positions")
+    values, rows = model.get(key), model.get(key + POSITIONS)
     if not isinstance(shape, list | tuple) or not all(isinstance(side, int) for side in shape):
         return False
     if not is_number(values) or not isinstance(rows, Tensor) or rows.shape != (values.numel(),):
         return False
-    if is_number(rows) or not len(rows):
-        return not len(rows)
-    return bool(rows[0] >= 0 and rows[-1] < math.prod(shape) and (rows[1:] > rows[:-1]).all())
+    return not len(rows) or (not is_number(rows) and in_order(rows, math.prod(shape)))
 
 
 def _check_tensors(state: Mapping[str, Any]) -> None:

@@ -116,10 +116,6 @@ class OptimizerState:
         dense = any(isinstance(value, Tensor) and value.shape == weight.shape for value in state)
         return "pass it to sparsify" if dense else "load its state after sparsify, or attach"
 
-    def groups(self) -> dict[int, dict[str, Any]]:
-        """The parameter group of each parameter, by its id."""
-        return {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-
     def moving(self, weight: SparseWeight) -> dict[str, Tensor]:
         """The state that belongs to single connections."""
         parameter = weight.values

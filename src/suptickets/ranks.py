@@ -18,7 +18,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from suptickets.errors import SparsityError
-from suptickets.weight import SUFFIX, SparseWeight
+from suptickets.weight import POSITIONS, SparseWeight
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DistributedDataParallel looks for it
 
@@ -32,9 +32,7 @@ class Ranks:
         self.weights = list(weights)
         self._pending: list[tuple[Tensor, Any]] = []
         ignored = set(self._names(model))
-        ignored |= {
-            b for b, _ in model.named_buffers(remove_duplicate=False) if b.endswith(f"{SUFFIX}.positions")
-        }
+        ignored |= {b for b, _ in model.named_buffers(remove_duplicate=False) if b.endswith(POSITIONS)}
         compiled = {f"_orig_mod.{name}" for name in ignored}  # what torch.compile(model) calls them
         setattr(model, _IGNORED, _Ignored({*ignored, *compiled}, getattr(model, _IGNORED, ())))
         self._hooks = [self._watch(weight.values) for weight in self.weights]

@@ -53,13 +53,12 @@ def _alike(changes: Iterable[Change], state: OptimizerState | None) -> Iterator[
     Where they do, criteria that draw at random draw for one list after the other.
     """
     kinds = defaultdict(list)
-    groups = {} if state is None else state.groups()
     for number, change in enumerate(changes):
         weight, values = change.weight, change.weight.values
         alone = number if values.device.type in ALONE else None
         types = values.device, values.dtype, weight.positions.dtype, weight.order, values.grad is None
-        followers = () if state is None else tuple(state.moving(weight))
-        kinds[alone, types, id(groups.get(id(values))), followers].append(change)
+        followed = None if state is None else (id(state.group(weight)), *state.moving(weight))
+        kinds[alone, types, followed].append(change)
     for kind in kinds.values():
         for part in few(kind, [max(c.weight.nonzero, c.final) for c in kind], CONNECTIONS):
             yield from few(part, [c.weight.size for c in part], POSITIONS)

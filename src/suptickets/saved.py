@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError
-from suptickets.weight import SUFFIX, SparseWeight
+from suptickets.weight import POSITIONS, SUFFIX, SparseWeight
 
 if TYPE_CHECKING:
     from suptickets.network import SparseNetwork
@@ -101,7 +101,7 @@ def _problems(model: nn.Module, theirs: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"the state has no {key}" for key in ours if key not in theirs)
     yield from (f"the state has an unknown {key}" for key in theirs if key not in ours)
     yield from weight_problems(model, theirs)
-    taken = {*weights, *(f"{key}{SUFFIX}.positions" for key in weights)}
+    taken = {*weights, *(key + POSITIONS for key in weights)}
     for key in ours.keys() & theirs.keys() - taken:
         if type(ours[key]) is not type(theirs[key]) and isinstance(ours[key], Tensor):
             yield f"{key} is no tensor in the state"
@@ -115,6 +115,6 @@ def weight_problems(model: nn.Module, state: Mapping[str, Any], prefix: str = ""
     Weights that are not in it at all are torch's to tell, or to leave alone.
     """
     for name, weight in sparse_weights(model):
-        given = state.get(prefix + name), state.get(f"{prefix}{name}{SUFFIX}.positions")
+        given = state.get(prefix + name), state.get(prefix + name + POSITIONS)
         problem = weight.problem(*given) if any(part is not None for part in given) else None
         yield from [] if problem is None else [problem]

@@ -78,8 +78,9 @@ class Steps:
 
     def _hook(self, action: Action) -> None:
         """Inside a step that is driven explicitly, the hooks only show that the optimizer's step happened."""
-        self._stepped = not self._inert()
-        if not self._explicit:
+        if self._explicit:
+            self._stepped = not self._inert()
+        else:
             action()
 
     def _begin(self) -> None:

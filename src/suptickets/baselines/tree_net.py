@@ -11,8 +11,7 @@ are a head), Wide ResNet-28-10 before its third stage (of fourteen links, four b
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -21,9 +20,7 @@ from torch import Tensor, nn
 from suptickets.baselines.ensemble import Members
 from suptickets.errors import SparsityError, unknown
 from suptickets.layers import ELIGIBLE
-from suptickets.models.resnet import ResNet
-from suptickets.models.vgg import VGG, Features
-from suptickets.models.wide_resnet import WideResNet
+from suptickets.models.shape import linked
 
 
 @runtime_checkable
@@ -69,47 +66,17 @@ class TreeNet(Members):
 def chain(network: nn.Module) -> nn.Sequential:
     """The network as a sequence of links, the same modules: what comes after a link sees only its output.
 
-    Known are the models of this library whose blocks are not a sequence already, any `nn.Sequential`, and any
-    module that has a method `chain()`.
+    Known are any `nn.Sequential`, and any module that has a method `chain()`, as the models of this library
+    have whose blocks are not a sequence already.
     """
-    if isinstance(network, VGG):
-        return _vgg(network)
-    if isinstance(network, WideResNet):
-        return _wide_resnet(network)
-    if isinstance(network, ResNet):
-        return _resnet(network)
     if isinstance(network, Chained):
         return network.chain()
     if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
-        return _linked(network._modules)
+        return linked(network._modules)
     raise SparsityError(
         f"{type(network).__name__} is no chain of modules: make it an nn.Sequential of its blocks, or give "
         "it a method chain() that returns one"
     )
-
-
-def _vgg(network: VGG) -> nn.Sequential:
-    """As `Features`, which know what a convolution and its batch norm save together."""
-    between = {"pool": network.pool, "flatten": nn.Flatten()}
-    links = _linked(network.features._modules, between, network.classifier._modules)
-    return Features(OrderedDict(links.named_children()))
-
-
-def _wide_resnet(network: WideResNet) -> nn.Sequential:
-    last = {"bn": network.bn, "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return _linked({"conv1": network.conv1}, network.blocks._modules, last, {"fc": network.fc})
-
-
-def _resnet(network: ResNet) -> nn.Sequential:
-    stem = {name: getattr(network, name) for name in ("conv1", "bn1", "relu", "maxpool")}
-    stages = {f"layer{n}": getattr(network, f"layer{n}") for n in (1, 2, 3, 4)}
-    blocks = {f"{name}_{i}": block for name, stage in stages.items() for i, block in enumerate(stage)}
-    return _linked(stem, blocks, {"avgpool": network.avgpool, "flatten": nn.Flatten(), "fc": network.fc})
-
-
-def _linked(*parts: Mapping[str, nn.Module | None]) -> nn.Sequential:
-    named = [(name, module) for part in parts for name, module in part.items() if module is not None]
-    return nn.Sequential(OrderedDict(named))
 
 
 def _first_of_head(links: nn.Sequential, split: str | None) -> int:

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from suptickets.errors import SparsityError, reason
+from suptickets.layout import in_order
 
 PACKED = "packed"  # in the metadata
 WHERE = "/where"
@@ -98,14 +99,7 @@ def _restored(name: str, values: Tensor, where: Tensor, shape: list[int]) -> Ten
     size = math.prod(shape)
     bits = where.dtype == torch.uint8 and len(where) == -(-size // 8)
     positions = torch.from_numpy(np.unpackbits(where.numpy())[:size]).nonzero().reshape(-1) if bits else where
-    if values.shape != positions.shape or not _fits(positions, size):
+    whole = positions.dim() == 1 and positions.dtype in (torch.int32, torch.int64)
+    if values.shape != positions.shape or not (whole and in_order(positions, size)):
         raise SparsityError(f"the file is damaged: {name} does not fit its shape {shape}")
     return torch.zeros(size, dtype=values.dtype).index_put_((positions,), values).reshape(shape)
-
-
-def _fits(positions: Tensor, size: int) -> bool:
-    """Whether these are places in a tensor of this size, in order."""
-    inside = (positions >= 0) & (positions < size)
-    return positions.dtype in (torch.int32, torch.int64) and bool(
-        inside.all() and (positions.diff() > 0).all()
-    )

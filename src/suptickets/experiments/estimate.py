@@ -16,11 +16,10 @@ from suptickets.baselines import TreeNet
 from suptickets.data.order import steps
 from suptickets.experiments.cells import Cell
 from suptickets.experiments.plan import AVERAGING, Reading, Task, default_settings
-from suptickets.measure.cost import training_flops
 from suptickets.measure.flops import Flops, flops
 from suptickets.measure.sparsity import sparsity
 from suptickets.models import MODELS, build_model
-from suptickets.training import build
+from suptickets.training import price
 from suptickets.training.price import SIZES
 from suptickets.training.settings import Settings
 
@@ -71,21 +70,8 @@ def task_flops(task: Task) -> float:
 @cache
 def run_flops(run: Settings, model: str) -> float:
     """Of a whole run of the paper's model, whatever stands in for it; members of one share a batch."""
-    heads, cycles = run.members if run.booster == "tree-net" else 1, run.cycles if run.cyclic else 0
-    net = network(run.data, model, heads)
-    each = net.steps(run.batch_size)
-    method = build.method(run, each, lambda _: None)
-    length, samples = round(run.cycle_epochs * each), net.samples * run.epochs
-    spent = training_flops(
-        net.forward,
-        net.shapes,
-        method,
-        run.epochs * each,
-        samples,
-        cycles=cycles,
-        cycle_steps=length,
-        explore_at=run.explore_at if run.explore_rate else "never",
-    )
+    net = network(run.data, model, run.members if run.booster == "tree-net" else 1)
+    spent = price.run_flops(run, net.forward, net.shapes, net.steps(run.batch_size), net.samples)
     return spent.sparse * ((1 - run.sparsity) if run.method == "small-dense" else 1.0)
 
 

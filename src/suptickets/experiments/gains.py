@@ -24,6 +24,7 @@ from suptickets.report.again import again, time_spent
 from suptickets.report.colours import MUTED, SERIES
 from suptickets.report.document import Block, Cell, Note, Number, Page, Plot, Section, Table
 from suptickets.report.measures import MINUS, NO_BREAK, measure
+from suptickets.training.folder import SCORES
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -34,7 +35,6 @@ ABOUT = "All cells with and without it, paired by seed; not in the paper."
 NAMED = ("data", "model", "method", "sparsity")
 FEWEST = 6  # pairs of which the permutation test can give less than 0.05
 BOTH = ("none", "sup-tickets")
-MEASURES = ("accuracy", "nll", "ece")
 TEXT = (
     "Differences are those with Sup-tickets minus those without: of accuracy more is better, else less. "
     "Permutation and Wilcoxon tests take pairs as independent, which those of one seed at several sparsities "
@@ -89,7 +89,7 @@ def _boosted(record: Mapping[str, Any], mode: Mode) -> bool:
 
 
 def _measured(measures: Mapping[str, Any]) -> bool:
-    return all(measures.get(name) is not None for name in MEASURES)
+    return all(measures.get(name) is not None for name in SCORES)
 
 
 @dataclass(frozen=True)
@@ -203,12 +203,12 @@ def _section(model: str, found: Sequence[Pair]) -> Section:
     if before := over_start(found):
         title = "The same against the network before the cycles"
         blocks.append(_tests(f"start-{model}", title, before))
-    blocks += [_plot(name, model, found) for name in MEASURES]
+    blocks += [_plot(name, model, found) for name in SCORES]
     return Section(f"All pairs of {model}", blocks, TEXT)
 
 
 def _headline(found: Sequence[Pair]) -> tuple[Number, ...]:
-    every = {name: gain(found, name) for name in MEASURES}
+    every = {name: gain(found, name) for name in SCORES}
     numbers = [Number("Pairs", str(len(found)), f"of {every['accuracy'].cells} cells")]
     for name, one in every.items():
         numbers.append(Number(f"Better {measure(name).label}", f"{one.better} of {one.pairs}"))
@@ -236,7 +236,7 @@ def _tests(name: str, title: str, found: Sequence[Pair]) -> Table:
     for kind in ("data", "method"):
         split = _by(kind, found)
         parts += [*split.items()] if len(split) > 1 else []
-    return Table(name, title, header, [_tested(key, of, own) for key in MEASURES for of, own in parts])
+    return Table(name, title, header, [_tested(key, of, own) for key in SCORES for of, own in parts])
 
 
 def _tested(name: str, of: str, found: Sequence[Pair]) -> list[Cell]:
@@ -250,7 +250,7 @@ def _tested(name: str, of: str, found: Sequence[Pair]) -> list[Cell]:
 
 def _cells(found: Sequence[Pair]) -> Table:
     header = ["Data", "Model", "Method", "Sparsity", "Seeds"]
-    for name in MEASURES:
+    for name in SCORES:
         header += [f"{measure(name).header} without", "with", "difference"]
     rows = [_cell(cell, own) for cell, own in by_cell(found).items()]
     return Table("gains", "Means over seeds", header, rows)
@@ -260,7 +260,7 @@ def _cell(cell: tuple[str, str, str, float], own: Sequence[Pair]) -> list[Cell]:
     data, model, method, sparsity = cell
     row = [Cell(data), Cell(model), Cell(method), measure("sparsity").cell(sparsity)]
     row.append(Cell(str(len(own)), float(len(own))))
-    for name in MEASURES:
+    for name in SCORES:
         kind, difference = measure(name), mean(pair.difference(name) for pair in own)
         better = kind.better * kind.rounded(difference) > 0
         row += [kind.cell(mean(float(side[name]) for side in sides)) for sides in _sides(own)]

@@ -13,11 +13,7 @@ from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experime
 from suptickets.experiments.errata import ERRATA, erratum
 from suptickets.experiments.gains import BOTH, GAINS, gains_page, named, pairs
 from suptickets.experiments.numbers import ours, spent
-from suptickets.experiments.plan import (
-    TOGETHER,
-    Mode,
-    readings,
-)
+from suptickets.experiments.plan import KEY, TOGETHER, Mode, readings
 from suptickets.experiments.provenance import command
 from suptickets.experiments.store import Results, Store, mode_of, only_mode
 from suptickets.report import (
@@ -47,7 +43,6 @@ MARKS = {
 }
 UNSHOWN = ("experiment", "measure", *VARIATIONS)
 SPLIT = ("model", "method", "data", "sparsity")  # what a command that would train too much is split by
-FILTERED = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
 
 FORKED = (
     "Forked: runs share their training until the cycles begin, so plain runs drop the rate where those with "
@@ -234,10 +229,8 @@ def _chosen(store: Store, scale: float | None, separate: bool | None) -> list[di
         asked += "" if scale is None else f" at scale {scale:g}"
         found = "; ".join(sorted({str(mode_of(record)) for record in records}))
         raise SparsityError(f"there are no results yet{asked}: those in {store.folder} are {found}")
-    plain = [
-        r for r in left if not r["changes"]
-    ]  # other settings than the paper's come in only by themselves
-    return plain or left
+    # Other settings than the paper's come in only by themselves.
+    return [r for r in left if not r["changes"]] or left
 
 
 def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
@@ -318,7 +311,7 @@ def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
     """What these cells have, and not all have."""
     known, every = [cell.texts() for cell in done], [cell.texts() for cell in cells]
     terms = []
-    for key in FILTERED:
+    for key in KEY:
         kept = {one.get(key) for one in known}
         if None not in kept and kept != {one.get(key) for one in every}:
             terms += [f"{key}={value}" for value in dict.fromkeys(one[key] for one in known)]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from suptickets.criteria import grow_criterion, prune_criterion
-from suptickets.distribution import counts
+from suptickets.criteria import need_gradient
 from suptickets.errors import SparsityError, choice, fraction, unknown, whole
 from suptickets.layers import Layer
 from suptickets.measure.flops import Flops
@@ -102,9 +101,8 @@ def _normal(method: Method, steps: int) -> Iterator[_Stretch]:
 
 
 def _cycles(method: Method, begin: int, steps: int, explorations: int) -> _Stretch:
-    interval, grow = _interval(method, begin), grow_criterion(method.grow)
-    needed = grow.needs_gradient or prune_criterion(method.prune).needs_gradient
-    gradients = steps if method.observes else explorations * needed
+    interval = _interval(method, begin)
+    gradients = steps if method.observes else explorations * need_gradient(method.prune, method.grow)
     return _Stretch(begin // interval * interval, steps, gradients)
 
 
@@ -121,10 +119,7 @@ def _share(forward: Flops, shapes: Shapes, method: Method, sparsity: float) -> f
     """Forward cost at the method's distribution, as a share of the dense one."""
     if not method.sparse or not forward.dense:
         return 1.0
-    names = list(shapes)
-    kept = {names.index(name) for name in method.kept_dense(names)}
-    living = counts(list(shapes.values()), sparsity, method.distribution, dense=kept, names=names)
-    missing = {n: 1 - count / prod(shapes[n]) for n, count in zip(shapes, living, strict=True)}
+    missing = {n: 1 - count / prod(shapes[n]) for n, count in method.assigned(shapes, sparsity).items()}
     return 1 - sum(layer.dense * missing.get(n, 0.0) for n, layer in forward.layers.items()) / forward.dense
 
 

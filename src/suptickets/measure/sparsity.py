@@ -57,6 +57,13 @@ class ModelSparsity:
         """Share of the weights that are zero."""
         return 1 - self.nonzero / self.parameters if self.parameters else 0.0
 
+    def as_list(self) -> list[dict[str, Any]]:
+        """For JSON: a layer each."""
+        return [
+            {"name": n, "shape": list(w.shape), "size": w.size, "nonzero": w.nonzero, "sparsity": w.sparsity}
+            for n, w in self.layers.items()
+        ]
+
     @property
     def densities(self) -> dict[str, float]:
         """Share of the weights of each layer that are not."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from suptickets.criteria import grow_criterion, prune_criterion
+from suptickets.criteria import need_gradient
 from suptickets.distribution import DISTRIBUTIONS, counts
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.network import SparseNetwork
@@ -55,11 +55,15 @@ class Method:
 
     def begin(self, network: SparseNetwork) -> None:
         """Choose the first connections; all are alive when this is called."""
-        shapes = [weight.shape for weight in network.weights.values()]
-        names = list(network.weights)
+        shapes = {name: weight.shape for name, weight in network.weights.items()}
+        network.prune(self.assigned(shapes, self.initial), by="random")
+
+    def assigned(self, shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, int]:
+        """The living connections that the distribution gives to each layer."""
+        names = list(shapes)
         dense = {names.index(name) for name in self.kept_dense(names)}
-        assigned = counts(shapes, self.initial, self.distribution, dense=dense, names=names)
-        network.prune(dict(zip(names, assigned, strict=True)), by="random")
+        living = counts([*shapes.values()], sparsity, self.distribution, dense=dense, names=names)
+        return dict(zip(names, living, strict=True))
 
     def kept_dense(self, names: Sequence[str]) -> list[str]:
         """Which of the sparse layers keep all their connections from the start to the end."""
@@ -133,8 +137,7 @@ class Dynamic(Method):
 
     def needs_gradient(self, step: int) -> bool:
         """Only the steps after which something is chosen by gradient."""
-        criteria = prune_criterion(self.prune), grow_criterion(self.grow)
-        return any(criterion.needs_gradient for criterion in criteria) and self.due(step)
+        return need_gradient(self.prune, self.grow) and self.due(step)
 
     def update(self, network: SparseNetwork, step: int) -> None:
         """Prune a share of each layer, grow as many."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from suptickets.errors import SparsityError, whole
 from suptickets.methods.base import Method
 from suptickets.network import SparseNetwork
-from suptickets.weight import SUFFIX
+from suptickets.weight import POSITIONS
 
 
 @dataclass
@@ -105,9 +105,7 @@ def _width(network: SparseNetwork, name: str) -> int:
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
     """Put buffers, gradients and the random state back."""
-    buffers = {
-        name: b.clone() for name, b in model.named_buffers() if not name.endswith(f"{SUFFIX}.positions")
-    }
+    buffers = {name: b.clone() for name, b in model.named_buffers() if not name.endswith(POSITIONS)}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from suptickets.models.shape import narrowed
+from suptickets.models.shape import linked, narrowed
 
 _PLANES = (64, 128, 256, 512)  # channels inside the blocks of each stage
 _EXPANSION = 4  # times so many leave a block
@@ -74,6 +74,13 @@ class ResNet(nn.Module):
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: Tensor = self.fc(self.avgpool(x).flatten(1))
         return logits
+
+    def chain(self) -> nn.Sequential:
+        """Its blocks, and what is before and behind them (for TreeNet)."""
+        stem = {name: getattr(self, name) for name in ("conv1", "bn1", "relu", "maxpool")}
+        stages = {f"layer{n}": getattr(self, f"layer{n}") for n in (1, 2, 3, 4)}
+        blocks = {f"{name}_{i}": block for name, stage in stages.items() for i, block in enumerate(stage)}
+        return linked(stem, blocks, {"avgpool": self.avgpool, "flatten": nn.Flatten(), "fc": self.fc})
 
 
 def _stage(inputs: int, planes: int, blocks: int, stride: int) -> nn.Sequential:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suptickets.models.shape import check_size, narrowed
+from suptickets.models.shape import check_size, linked, narrowed
 
 _VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 _SMALL = ((32, 32), (64, 64), (128, 128))
@@ -37,6 +37,12 @@ class VGG(nn.Module):
         """Images to logits."""
         logits: Tensor = self.classifier(self.pool(self.features(x)).flatten(1))
         return logits
+
+    def chain(self) -> nn.Sequential:
+        """As `Features`, which know what a convolution and its batch norm save together (for TreeNet)."""
+        between = {"pool": self.pool, "flatten": nn.Flatten()}
+        links = linked(self.features._modules, between, self.classifier._modules)
+        return Features(OrderedDict(links.named_children()))
 
 
 class Features(nn.Sequential):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suptickets.models.resnet import initialise
-from suptickets.models.shape import narrowed
+from suptickets.models.shape import linked, narrowed
 
 _STEM = 16
 _STAGES = ((160, 1), (320, 2), (640, 2))  # channels, stride of the first block
@@ -56,6 +56,11 @@ class WideResNet(nn.Module):
         x = F.relu(self.bn(self.blocks(self.conv1(x))))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
+
+    def chain(self) -> nn.Sequential:
+        """Its blocks, and what is before and behind them (for TreeNet)."""
+        last = {"bn": self.bn, "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+        return linked({"conv1": self.conv1}, self.blocks._modules, last, {"fc": self.fc})
 
 
 def wrn28_10(classes: int, channels: int = 3, size: int = 32, width: float = 1.0) -> WideResNet:

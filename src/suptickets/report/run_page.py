@@ -23,7 +23,6 @@ from suptickets.report.runs import (
     varying,
 )
 from suptickets.report.scores import (
-    SCORES,
     cost_plots,
     diversity_plots,
     part_plots,
@@ -32,6 +31,7 @@ from suptickets.report.scores import (
     setting_plots,
 )
 from suptickets.report.tables import result_tables
+from suptickets.training.folder import SCORES
 from suptickets.training.settings import PREDICTION_ENSEMBLES
 from suptickets.training.verdict import SUPERPOSING, verdict
 

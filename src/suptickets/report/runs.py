@@ -14,15 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 from suptickets.errors import SparsityError
 from suptickets.methods import METHODS
 from suptickets.report.measures import MEASURES, NO_BREAK, number, plain, reading
+from suptickets.training.boosters import part_names
 from suptickets.training.folder import RunFolder
-from suptickets.training.settings import CYCLIC, Settings, read_config
+from suptickets.training.settings import CYCLIC, UNSAID, Settings, read_config
 
 # What may differ between two runs of the same settings.
-INCIDENTAL = {"seed", "data_dir", "workers", "checkpoint_every", "log", "evaluate_every", "keep_tickets"}
+INCIDENTAL = {"seed", "data_dir", *UNSAID, "evaluate_every", "keep_tickets"}
 # What a run is called by; other settings join the name only where these do not tell two runs apart.
 TELLING = ("data", "model", "method", "booster", "sparsity", "recipe")
-# What a booster combines, and how it is called in a name; others combine tickets.
-PARTS = {"tree-net": "head", "batch-ensemble": "member", "dense-ensemble": "network"}
 BOOSTED = {
     "none": "",
     "swa": " + SWA",
@@ -270,8 +269,9 @@ def method_name(config: Mapping[str, Any]) -> str:
 
 
 def part_name(config: Mapping[str, Any]) -> str:
-    """What the result combines: tickets, heads of TreeNet, members of BatchEnsemble."""
-    return PARTS.get(plain(config.get("booster")), "ticket")
+    """What the result combines: tickets, cycles of SWA, heads, members, networks of several seeds."""
+    booster = plain(config.get("booster"))
+    return "network" if booster == "dense-ensemble" else part_names(booster)[0]
 
 
 def sparsity_name(config: Mapping[str, Any]) -> str:

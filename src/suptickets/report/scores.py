@@ -22,11 +22,12 @@ from suptickets.report.looks import (
 )
 from suptickets.report.measures import MEASURES, Measure, plain, reading
 from suptickets.report.runs import Bin, Group, Run, method_name, parts_name, reliability, runs_name
+from suptickets.training.boosters import part_names
+from suptickets.training.folder import SCORES
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
-SCORES = ("accuracy", "nll", "ece")
 RELIABILITY = (
     "Bars: how often predictions are right; lines: how sure they are. If these agree, bars end at their "
     "lines. Paler: fewer predictions."
@@ -50,8 +51,8 @@ def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any], Colour]]:
 def _final_name(run: Run) -> str:
     """Heads and members answer together; of tickets comes one network."""
     if run.tickets:
-        return "superposed"
-    return "final network" if run.part == "ticket" else f"all {run.part}s together"
+        return part_names(plain(run.config.get("booster")))[1]
+    return f"all {run.part}s together" if run.parts else "final network"
 
 
 def part_plots(run: Run) -> list[Plot]:

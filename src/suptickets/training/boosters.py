@@ -27,7 +27,18 @@ BOOSTERS = {
 }
 CYCLIC = ("sup-tickets", "swa", "ensemble", "free-tickets")  # those that end in cycles
 PREDICTION_ENSEMBLES = ("ensemble", "free-tickets")  # those whose result is the tickets together
+# What a booster combines, and what comes of it, in words; others superpose tickets.
+PARTS = {
+    "swa": ("cycle", "average"),
+    "tree-net": ("head", "together"),
+    "batch-ensemble": ("member", "together"),
+}
 MEMBERS = {"tree-net": 3, "batch-ensemble": 4}  # those whose network has heads or members, and how many
+
+
+def part_names(booster: str) -> tuple[str, str]:
+    """What a booster combines, and what comes of it: a ticket, superposed."""
+    return PARTS.get(booster, ("ticket", "superposed"))
 
 
 def asked(booster: str | None, epochs: int, cycles: int, lr: float, *, longer: bool) -> dict[str, Any]:

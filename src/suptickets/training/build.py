@@ -25,6 +25,7 @@ from suptickets.models import MODELS, build_model
 from suptickets.network import SparseNetwork
 from suptickets.plain import densified
 from suptickets.schedules import Schedule, step_drops
+from suptickets.tickets import epochs_to_steps
 from suptickets.training.settings import Settings
 
 MOST_MEMBERS = 1000  # each is a copy of what they do not share
@@ -263,7 +264,7 @@ def optimizer(settings: Settings, network: nn.Module) -> torch.optim.Optimizer:
 
 def normal(settings: Settings, steps: int) -> int:
     """Steps of the normal phase: all of them without cycles."""
-    cycles = settings.cycles * round(settings.cycle_epochs * steps) if settings.cyclic else 0
+    cycles = settings.cycles * epochs_to_steps(settings.cycle_epochs, steps) if settings.cyclic else 0
     return settings.epochs * steps - cycles
 
 

@@ -132,10 +132,7 @@ def _network(one: Saved, model: nn.Module, tally: Tally, data: Data) -> dict[str
         **details(tally),
         **_forward(one, model, data, alive),
         "explored": one.explored,
-        "layers": [
-            {"name": n, "shape": list(w.shape), "size": w.size, "nonzero": w.nonzero, "sparsity": w.sparsity}
-            for n, w in layers.items()
-        ],
+        "layers": ModelSparsity(layers).as_list(),
     }
 
 

@@ -192,7 +192,7 @@ class FastStep:
 
     def _run(self, size: int) -> None:
         """Replay the step's graph; the first times run it as it is, the next captures it."""
-        key = size, any(w.collector is not None for w in self.parts.network.weights.values())
+        key = size, self.parts.network.collection.active
         if self.cuda and key not in self.graphs and self.runs[key] >= WARM_UP:
             self.graphs[key] = graph = torch.cuda.CUDAGraph()
             self.captures += 1

@@ -137,8 +137,7 @@ class Parts:
     def count(self) -> None:
         """Add the coming step to the cost of the training, and its connections to those that have lived."""
         self.explored.update()
-        collects = any(w.collector is not None for w in self.network.weights.values())
-        self.cost.step(dense_gradient=collects)
+        self.cost.step(dense_gradient=self.network.collection.active)
 
     def weight(self, count: int) -> float:
         """Of the mean over `count` samples, so that the mean over processes is that over all samples."""

@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from suptickets.data import ArrayData, Data
 from suptickets.errors import SparsityError, fraction, reason
-from suptickets.measure.cost import training_flops
+from suptickets.measure.cost import Shapes, TrainingFlops, training_flops
 from suptickets.measure.flops import Flops, flops
 from suptickets.methods import DSR, SNFS, SNIP, GraNet, Method, Static
 from suptickets.network import SparseNetwork
@@ -51,7 +50,7 @@ def price(
     """
     data = images(settings.data, classes, size)
     build.check_model(settings.model)
-    method = _method(settings, data)
+    method = build.method(settings, data.steps(settings.batch_size), lambda _: None)
     if final is not None and not isinstance(method, BY_WEIGHTS):
         raise SparsityError(
             f"--final is for methods whose layers end where the weights decide: {settings.method} has none"
@@ -94,13 +93,6 @@ def images(name: str, classes: int | None, size: int | None) -> Data:
     return ArrayData(name, classes or usual, pixels, labels, pixels, labels, ones, ones)
 
 
-def _method(settings: Settings, data: Data) -> Method:
-    def measured(network: nn.Module) -> None:
-        """SNIP's batch is not taken."""
-
-    return build.method(settings, data.steps(settings.batch_size), measured)
-
-
 def _counted(settings: Settings, data: Data, method: Method) -> tuple[SparseNetwork, Flops]:
     """The network as it ends, at the distribution, and its FLOPs."""
     try:
@@ -122,30 +114,31 @@ def _trained(
 
     Distillation: the student's, that of the run that makes its teachers, and a pass of each at every step.
     """
-    share = _run(settings, data, network, forward, final)
+    shapes = {name: layer.shape for name, layer in network.layers.items()}
+    steps, samples = data.steps(settings.batch_size), data.train_size
+    share = run_flops(settings, forward, shapes, steps, samples, final).ratio
     if settings.booster == "distillation":
         first = replace(settings, booster="sup-tickets", keep_tickets=True)
         taught = settings.cycles * (forward.ratio if final is None else final) / 3
-        share += _run(first, data, network, forward, final) + taught
+        share += run_flops(first, forward, shapes, steps, samples, final).ratio + taught
     return share / settings.members if settings.booster == "batch-ensemble" else share
 
 
-def _run(
-    settings: Settings, data: Data, network: SparseNetwork, forward: Flops, final: float | None
-) -> float:
-    steps = data.steps(settings.batch_size)
+def run_flops(
+    settings: Settings, forward: Flops, shapes: Shapes, steps: int, samples: int, final: float | None = None
+) -> TrainingFlops:
+    """Of a run whose epochs have so many steps and samples; SNIP's batch is not taken."""
     cycles = {"cycles": settings.cycles, "cycle_steps": epochs_to_steps(settings.cycle_epochs, steps)}
-    spent = training_flops(
+    return training_flops(
         forward,
-        {name: layer.shape for name, layer in network.layers.items()},
-        _method(settings, data),
+        shapes,
+        build.method(settings, steps, lambda _: None),
         settings.epochs * steps,
-        settings.epochs * data.train_size,
+        settings.epochs * samples,
         **(cycles if settings.cyclic else {}),
         explore_at=settings.explore_at if settings.explore_rate else "never",
         final=final,
     )
-    return spent.ratio
 
 
 def _layers(network: SparseNetwork, counted: Flops, *, known: bool) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from suptickets.training.boosters import part_names
+
 REFRESH = 0.5  # seconds between two changes of the live line
 
 
@@ -112,13 +114,11 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     Summaries of older versions have neither `before_pruning` nor `members`.
     """
     dense, tickets, members = summary.get("before_pruning"), summary["tickets"], summary.get("members", ())
-    ticket, superposed = ("cycle", "average") if summary["booster"] == "swa" else ("ticket", "superposed")
-    member = "head" if summary["booster"] == "tree-net" else "member"
+    part, combined = part_names(summary["booster"])
     rows = [("before pruning", dense and {**dense, "sparsity": 0.0})]
     rows += [("before the cycles", summary["start"])]
-    rows += [(f"{ticket} {n}", scores) for n, scores in enumerate(tickets, 1)]
-    rows += [(f"{member} {n}", scores) for n, scores in enumerate(members, 1)]
-    rows += [(superposed, summary["superposed"]), ("ensemble", summary["ensemble"])]
-    rows += [] if tickets else [("together" if members else "final network", summary)]
+    rows += [(f"{part} {n}", scores) for n, scores in enumerate(tickets or members, 1)]
+    rows += [(combined, summary["superposed"]), ("ensemble", summary["ensemble"])]
+    rows += [] if tickets else [(combined if members else "final network", summary)]
     shown = {name: scores for name, scores in rows if scores}
     return score_table({name: {"sparsity": summary["sparsity"], **scores} for name, scores in shown.items()})

@@ -16,6 +16,7 @@ from torch import nn
 from suptickets.baselines import Ensemble, Members
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
+from suptickets.measure.sparsity import LayerSparsity, ModelSparsity
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.panel import Panel, details
 from suptickets.training.saved import living
@@ -109,16 +110,8 @@ def _panel(trainer: Trainer, final: nn.Module, singles: list[nn.Module]) -> Pane
 
 def _layers(trainer: Trainer, alive: dict[str, int]) -> list[dict[str, Any]]:
     """The layers, with their living connections."""
-    return [
-        {
-            "name": name,
-            "shape": list(layer.shape),
-            "size": layer.size,
-            "nonzero": alive[name],
-            "sparsity": 1 - alive[name] / layer.size,
-        }
-        for name, layer in trainer.network.layers.items()
-    ]
+    layers = trainer.network.layers.items()
+    return ModelSparsity({n: LayerSparsity(tuple(w.shape), alive[n]) for n, w in layers}).as_list()
 
 
 def _superposes(trainer: Trainer) -> bool:
