@@ -261,6 +261,14 @@ def late(rank: int, group: Any) -> None:
     train(network, optimizer, lambda step: batch(rank, step), ddp)
 
 
+def joined(rank: int, group: Any) -> None:
+    """Ranks with different numbers of batches."""
+    network, optimizer = build(METHODS["rigl"](rank), mlp())
+    ddp = DDP(network.model, process_group=group)
+    with ddp.join():
+        train(network, optimizer, lambda step: batch(rank, step), ddp)
+
+
 def no_wrapper(rank: int, group: Any) -> dict[str, Any]:
     """A process group, but no wrapper."""
     torch.manual_seed(0)
@@ -320,6 +328,7 @@ SCENARIOS: dict[str, Callable[[int, Any], Any]] = {
     "overflow": overflow,
     "outer": outer,
     "late": late,
+    "joined": joined,
     "no wrapper": no_wrapper,
     "copied": copied,
     "differing values": partial(differing, "values"),

@@ -478,3 +478,25 @@ def test_indexing_is_left_to_torch(part):
     model.conv.weight.data *= torch.rand_like(model.conv.weight) > 0.8
     x = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(accelerate(model, x)(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_type_does_not_matter(dtype: torch.dtype) -> None:
+    model = thin(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)), 0.1)
+    x = images(64, 1, 8, 8)
+    made, expected = accelerate(model, x), model(x)
+    torch.set_default_dtype(dtype)
+    try:
+        again, found = accelerate(model, x)(x), made(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_than_the_kernels_are_refused(dtype: torch.dtype) -> None:
+    model = thin(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), 0.1).to(dtype)
+    with pytest.raises(st.SparsityError, match=r"float32: call model.float\(\) first"):
+        accelerate(model, images(2, 8).to(dtype))

@@ -175,6 +175,12 @@ def test_a_wrapper_that_does_not_know_the_sparse_weights_is_refused(results: Res
         assert "\n" not in result["message"]
 
 
+def test_ranks_that_run_out_of_batches_are_refused(results: Results) -> None:
+    for result in results.of("joined"):
+        assert result["raised"] == st.SparsityError.__name__, result
+        assert result["message"] == "join() is not supported: give every rank as many batches"
+
+
 def test_without_a_wrapper_nothing_is_averaged(results: Results) -> None:
     for rank, found in enumerate(results.returned("no wrapper")):
         network, optimizer = build(METHODS["rigl"](0), seeded_mlp())

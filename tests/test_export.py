@@ -306,3 +306,31 @@ def test_eight_bits_are_packed_too(tmp_path, dtype):
     save_compact(state, tmp_path / "n.st")
     found = load_compact(tmp_path / "n.st")
     assert all(torch.equal(found[name].view(torch.uint8), state[name].view(torch.uint8)) for name in state)
+
+
+def test_tied_tensors_are_in_a_compact_file_once(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(300, 200, generator=generator) * (torch.rand(300, 200, generator=generator) < 0.1)
+    bias = torch.randn(300, generator=generator)
+    save_compact({"a": weight, "b": bias}, tmp_path / "once")
+    tied = {"a": weight, "b": bias, "c": weight, "d": bias, "turned": weight.t(), "part": bias[:100]}
+    save_compact(tied, tmp_path / "tied")
+    assert same(load_compact(tmp_path / "tied"), tied)
+    save_compact({"a": weight, "b": bias, "c": weight, "d": bias}, tmp_path / "tied")
+    assert (tmp_path / "tied").stat().st_size < (tmp_path / "once").stat().st_size + 200
+
+
+def test_a_compact_file_is_whole_or_not_there(tmp_path, monkeypatch):
+    """What was there before stays when the disk is full."""
+    file = tmp_path / "t"
+    save_compact({"a": torch.eye(64)}, file)
+
+    def full(path, content):
+        with path.open("wb") as opened:
+            opened.write(content[:100])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        save_compact({"a": torch.zeros(64, 64)}, file)
+    assert same(load_compact(file), {"a": torch.eye(64)}) and [p.name for p in tmp_path.iterdir()] == ["t"]

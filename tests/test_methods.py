@@ -594,3 +594,12 @@ def test_small_dense_is_the_widest_network_that_fits(sparsity):
     widest = max(h for h in range(101) if 31 * h + 10 <= (1 - sparsity) * 3110)
     assert narrow[0].out_features == widest
     assert st.sparsify(narrow, st.SmallDense(sparsity), sgd(narrow)).nonzero == 30 * widest
+
+
+@pytest.mark.parametrize("method", [st.GraNet, st.GMP])
+def test_a_training_that_ends_before_the_sparsity_is_reached_is_refused(method):
+    with pytest.raises(st.SparsityError, match=f"{method.name} reaches its sparsity after 44000 steps"):
+        st.sparsify(mlp(), method(0.9, total_steps=100))
+    with pytest.raises(st.SparsityError, match="after 1000 steps"):
+        st.sparsify(mlp(), method(0.9, prune_end=50, total_steps=100))
+    st.sparsify(mlp(), method(0.6, interval=10, prune_end=95, total_steps=100, initial_sparsity=0.1))

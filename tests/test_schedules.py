@@ -154,11 +154,11 @@ def test_scheduler_goes_on_from_its_state():
     assert before + followed(second, scheduler, 7) == whole
 
 
-def test_scheduler_with_a_first_rate_of_zero_gives_all_groups_the_schedule():
+def test_scheduler_without_rates_gives_all_groups_the_schedule():
     """There is no proportion to a rate of 0."""
     sgd = optimizer()
     sgd.param_groups[0]["lr"] = 0.0
-    sgd.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 0.3})
+    sgd.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 0.0})
     scheduler = schedules.Scheduler(sgd, lambda step: 0.2)
     assert followed(sgd, scheduler, 2) == [[0.2, 0.2], [0.2, 0.2]]
 
@@ -168,3 +168,18 @@ def test_half_a_cosine():
         angle = math.pi * min(max(step, 0), 10) / 10
         expected = 0.2 + 0.3 * (1 + math.cos(angle))
         assert schedules.cosine(step, 10, 0.8, 0.2) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.1, 0.01), (0.1, 0.0, 0.01), (0.1, 0.2, 0.3)])
+def test_groups_keep_their_proportions_to_the_first_that_learns(rates):
+    """One with the rate 0 is frozen, and stays so."""
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    schedule = schedules.cycles("triangle", 4, 0.001, 0.01)
+    scheduler = schedules.Scheduler(optimizer, schedule)
+    first = next(rate for rate in rates if rate)
+    for step in range(1, 9):
+        expected = [schedule(step) * rate / first for rate in rates]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected)
+        optimizer.step()
+        scheduler.step()

@@ -310,3 +310,46 @@ def test_the_summary_tells_the_count_of_the_ticket(when):
     found = tickets.ticket().state_dict()
     alive = sum(int((found[f"{name}.weight"] != 0).sum()) for name in network.layers)
     assert tickets.summary()["nonzero"] == alive == network.nonzero
+
+
+# ---- layers that are unfrozen, gradients that do not come from backward() ----
+
+
+@pytest.mark.parametrize("layers", [(0, 2), (2,)])
+@pytest.mark.parametrize("at", [3, 4, 5])
+def test_layers_that_are_unfrozen_before_an_exploration_take_part_in_it(at, layers):
+    """Whenever that is, up to the step itself: an epoch may begin there."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4))
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.5, interval=4), optimizer, exclude="4", seed=0)
+    before = {name: weight.positions.clone() for name, weight in network.weights.items()}
+    for step, batch in enumerate(batches((6,), 4, count=8), start=1):
+        for layer in layers:
+            model[layer].requires_grad_(step >= at)
+        train_step(model, optimizer, batch)
+        if step == 4 and at <= 4:
+            assert all(not torch.equal(weight.positions, before[n]) for n, weight in network.weights.items())
+    network.check()
+
+
+@pytest.mark.parametrize("how", ["inputs", "grad"])
+def test_gradients_of_the_living_connections_alone_are_told(how):
+    model = mlp()
+    optimizer = sgd(model)
+    st.sparsify(model, st.RigL(0.5, interval=2), optimizer, seed=0)
+    parameters = list(model.parameters())
+
+    def step(x, y) -> None:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        if how == "inputs":
+            loss.backward(inputs=parameters)
+        else:
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = gradient
+        optimizer.step()
+
+    first, second = batches((6,), 4, count=2)
+    step(*first)
+    with pytest.raises(st.SparsityError, match="autograd.grad compute that of the living ones alone"):
+        step(*second)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import same_state
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -1280,3 +1282,80 @@ def test_data_parallel_is_refused() -> None:
 def test_names_may_come_from_any_iterable() -> None:
     assert list(st.sparsify(mlp(), st.RigL(0.5), exclude=(n for n in ["3"])).layers) == ["1"]
     assert list(st.sparsify(mlp(), st.RigL(0.5), include=map(str, [3])).layers) == ["3"]
+
+
+# ---- what others do with models ----
+
+
+def test_safetensors_saves_and_loads_tied_weights(tmp_path):
+    """As accelerate does: of tied tensors one is in the file."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.inner = nn.Embedding(10, 16), nn.Linear(16, 16)
+            self.out = nn.Linear(16, 10, bias=False)
+            self.out.weight = self.embed.weight
+
+    one, other = Tied(), Tied()
+    st.sparsify(one, st.Static(0.7), seed=0)
+    st.sparsify(other, st.Static(0.7), seed=5)
+    save_model(one, str(tmp_path / "t"))
+    load_model(other, str(tmp_path / "t"))
+    assert same_state(one, other)
+    short = {key: value for key, value in one.state_dict().items() if "embed" not in key and "out" not in key}
+    with pytest.raises(RuntimeError, match="Missing key"):
+        other.load_state_dict(short)
+
+
+def test_a_layer_with_code_of_its_own_reads_its_weight_as_it_is():
+    """Under autocast torch's own layers read theirs in the type that they compute in."""
+
+    class Standard(nn.Conv2d):
+        def forward(self, x):
+            weight = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
+            return self._conv_forward(x, weight, self.bias)
+
+    class Inner(nn.Conv2d):
+        def _conv_forward(self, x, weight, bias):
+            return super()._conv_forward(x, weight * weight.abs().mean(), bias)
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), Standard(4, 4, 3), Inner(4, 4, 3))
+    st.sparsify(model, st.Static(0.5), seed=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [layer.weight.dtype for layer in model]
+    assert found == [torch.bfloat16, torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("exclude", [None, "script"])
+def test_a_scripted_part_stays_dense(exclude):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+    model.add_module("script", torch.jit.script(nn.Linear(8, 4)))
+    network = st.sparsify(model, st.RigL(0.5), exclude=exclude, seed=0)
+    assert list(network.weights) == ["0"] and model(torch.randn(2, 6)).shape == (2, 4)
+    assert network.layers.keys() >= {"0"}
+    other = nn.Sequential(nn.Linear(6, 8))
+    other.add_module("script", torch.jit.script(nn.Linear(8, 4)))
+    with pytest.raises(st.SparsityError, match="script is compiled by torch.jit"):
+        st.sparsify(other, st.RigL(0.5), include="script")
+
+
+@pytest.mark.parametrize("method", [st.Static, st.SET, st.RigL, st.GraNet])
+def test_torchs_defaults_do_not_choose_the_connections(method):
+    """Neither the type of numbers, of which bfloat16 would have 256, nor the device."""
+
+    def chosen() -> dict[str, torch.Tensor]:
+        network = st.sparsify(copy.deepcopy(model), method(0.9), seed=0)
+        return {name: weight.rows().clone() for name, weight in network.weights.items()}
+
+    model = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 30))
+    expected = chosen()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = chosen()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        elsewhere = chosen()
+    for name, rows in expected.items():
+        assert torch.equal(found[name], rows) and torch.equal(elsewhere[name], rows)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from suptickets.errors import SparsityError
 from suptickets.gradient import scale_like
 from suptickets.ranks import Ranks
 from suptickets.weight import SparseWeight
@@ -19,6 +20,7 @@ class Collection:
     def __init__(self, weights: Iterable[SparseWeight], ranks: Ranks) -> None:
         """Nothing is collected yet."""
         self.weights, self.ranks = list(weights), ranks
+        self.wanted = False
         self._settled = False
 
     @property
@@ -28,12 +30,20 @@ class Collection:
 
     def start(self) -> None:
         """Collect from the next forward pass on, from nothing."""
+        self.wanted = True
         self.discard()
         for weight in self.weights:
             weight.request_gradient()
 
+    def join(self) -> None:
+        """Collect from weights too that were frozen when this started."""
+        for weight in self.weights:
+            if weight.collector is None:
+                weight.request_gradient()
+
     def stop(self) -> None:
         """Forget everything and collect no more."""
+        self.wanted = False
         for weight in self.weights:
             weight.release_gradient()
 
@@ -63,3 +73,19 @@ class Collection:
             if scale is not None:  # a fused optimizer unscales inside its step
                 torch._foreach_div_(gradients, scale)
         return gradients + [gradient for gradient in kept if gradient is not None]
+
+    def nothing(self, optimizer: Optimizer | None, step: int) -> str:
+        """Why nothing was collected, if the step is that of a training all the same; else it is refused."""
+        groups = getattr(optimizer, "param_groups", [])
+        trained = {id(p) for g in groups for p in g["params"] if p.grad is not None and bool(p.grad.any())}
+        own = [w for w in self.weights if w.slot is not None or id(w.values) in trained]
+        if trained and not own:  # some train a head alone for a while
+            return "no gradient reached the sparse weights"
+        if own and self.wanted and not self.active:
+            return "the sparse weights were frozen when the step began"
+        part = "backward(inputs=...) and torch.autograd.grad compute that of the living ones alone, "
+        raise SparsityError(
+            f"step {step} needs the gradient of all positions and there is none: "
+            f"{part if own and self.wanted else ''}call backward() before it, skip no batch there (to "
+            "explore yourself, first network.request_gradient())"
+        )

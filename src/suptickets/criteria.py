@@ -104,9 +104,9 @@ def _random_all(weight: SparseWeight, generator: torch.Generator) -> Tensor:
 
 def _rand(weight: SparseWeight, generator: torch.Generator, count: int) -> Tensor:
     """Random numbers made where the weight lives, from a stream that is the network's own."""
-    seed = int(torch.randint(2**62, (), generator=generator))
+    seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
     stream = torch.Generator(weight.positions.device).manual_seed(seed)
-    return torch.rand(count, generator=stream, device=weight.positions.device)
+    return torch.rand(count, generator=stream, dtype=torch.float32, device=weight.positions.device)
 
 
 PRUNE = {

@@ -21,6 +21,13 @@ ELIGIBLE = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
+CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd)
+
+
+def casts(kind: type[nn.Module]) -> bool:
+    """Whether autocast casts the weights of such a module, and torch's own code alone reads them."""
+    code = kind.forward, getattr(kind, "_conv_forward", kind.forward)
+    return issubclass(kind, CASTING) and all(one.__module__.startswith("torch.nn.") for one in code)
 
 
 @dataclass
@@ -40,8 +47,9 @@ class Candidate:
     def eligible(self) -> bool:
         """Whether it becomes sparse without being named: a trained convolution or linear layer."""
         module, attribute = self.owners[0]
-        trained = module.get_parameter(attribute).requires_grad
-        return trained and any(isinstance(m, ELIGIBLE) and a == "weight" for m, a in self.owners)
+        parameter = module._parameters[attribute]
+        named = any(isinstance(m, ELIGIBLE) and a == "weight" for m, a in self.owners)
+        return named and parameter is not None and parameter.requires_grad
 
     def matches(self, pattern: str, *, below: bool) -> bool:
         """Whether `pattern` names the weight or its module, or (`below`) a module around it."""
@@ -86,7 +94,9 @@ class DenseLayer:
     def shape(self) -> torch.Size:
         """Shape of the weight."""
         module, attribute = self.candidate.owners[0]
-        return module.get_parameter(attribute).shape
+        parameter = module._parameters[attribute]
+        assert parameter is not None
+        return parameter.shape
 
     @property
     def size(self) -> int:
@@ -122,6 +132,8 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
         chosen = [c for c in candidates if any(c.matches(p, below=c.eligible) for p in included)]
     chosen = [c for c in chosen if not any(c.matches(p, below=True) for p in excluded)]
     for candidate in chosen:
+        if any(isinstance(module, torch.jit.ScriptModule) for module, _ in candidate.owners):
+            raise SparsityError(f"{candidate.name} is compiled by torch.jit: sparsify the module itself")
         if any(getattr(module, "sparse", False) is True for module, _ in candidate.owners):
             raise SparsityError(
                 f"{candidate.name} has sparse gradients: build the embedding with sparse=False"

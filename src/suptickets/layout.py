@@ -81,7 +81,7 @@ def marks(sizes: Sequence[int], device: torch.device) -> Tensor:
 
 def sent(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Numbers on a device that is not waited for."""
-    tensor = torch.tensor(numbers, dtype=torch.int64)
+    tensor = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -190,8 +190,8 @@ class SparseNetwork:
         scores = [criterion.scores(weight, self.generator) for weight in changing.values()]
         for score in scores:
             score[strongest(score, min(at_least, len(score)))] = torch.inf
-        sizes = torch.tensor([len(score) for score in scores])
-        layer = torch.repeat_interleave(torch.arange(len(scores)), sizes)
+        sizes = torch.tensor([len(score) for score in scores], device="cpu")
+        layer = torch.repeat_interleave(torch.arange(len(scores), device="cpu"), sizes)
         chosen = strongest(torch.cat(scores), min(total, int(sizes.sum())))
         counts = torch.bincount(layer[chosen.cpu()], minlength=len(scores)).tolist()
         return dict(zip(changing, counts, strict=True))
@@ -211,22 +211,10 @@ class SparseNetwork:
     def gradients_ready(self) -> bool:
         """Whether the gradient of all positions is there and finite."""
         if not self.collection.settle(self.optimizer):
-            if self._trained_elsewhere():
-                return self._skip("no gradient reached the sparse weights")
-            raise SparsityError(
-                f"step {self.step} needs the gradient of all positions and there is none: call backward() "
-                "before it, skip no batch there (to explore yourself, first network.request_gradient())"
-            )
+            return self._skip(self.collection.nothing(self.optimizer, self.step))
         if all(weight.slot is not None for weight in self.changing.values()):
             return True  # the step is done, and what is not finite is in the weights: the loss will show it
         return self.gradients_finite() or self._skip("gradients are not finite")
-
-    def _trained_elsewhere(self) -> bool:
-        """Whether this step trains, but not these weights: some train a head alone for a while."""
-        groups = getattr(self.optimizer, "param_groups", [])
-        trained = {id(p) for g in groups for p in g["params"] if p.grad is not None and bool(p.grad.any())}
-        own = self.weights.values()
-        return bool(trained) and not any(w.slot is not None or id(w.values) in trained for w in own)
 
     def _skip(self, why: str) -> bool:
         self.warn(f"{why} at an exploration: it was skipped")
@@ -260,6 +248,8 @@ class SparseNetwork:
             self._told = told_unattached(self.model)
         if dist.is_available() and dist.is_initialized():
             self.ranks.meet(self.generator, self.step)
+        if self.collection.wanted and not torch.compiler.is_compiling():
+            self.collection.join()
 
     # ---- steps of the optimizer ----
 

@@ -72,6 +72,8 @@ class Ranks:
         """In a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does."""
         self._pending.clear()  # of a backward pass that failed
         ddp = DistributedDataParallel._active_ddp_module
+        if ddp is not None and ddp._join_config.enable and self.weights:
+            raise SparsityError("join() is not supported: give every rank as many batches")
         if ddp is None or ddp is self.ddp:
             return
         if not set(self._names(ddp.module)) <= set(ddp.parameters_to_ignore):

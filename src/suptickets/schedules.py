@@ -101,17 +101,18 @@ def cycles(shape: str, length: int, low: float, high: float) -> Schedule:
 
 
 class Scheduler(LRScheduler):
-    """A torch scheduler that follows a schedule; parameter groups keep their proportions to the first."""
+    """A torch scheduler that follows a schedule; groups keep their proportions to the first that learns."""
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
-        """`schedule(i)` is the rate of the first group at the i-th step."""
+        """`schedule(i)` is the rate of the first group that has one at the i-th step."""
         self.schedule = schedule
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
         """The rates of the next step."""
-        rate, first = self.schedule(self.last_epoch + 1), float(self.base_lrs[0])
-        return [rate * (float(base) / first if first else 1.0) for base in self.base_lrs]
+        rate, own = self.schedule(self.last_epoch + 1), [float(base) for base in self.base_lrs]
+        first = next(filter(None, own), None)
+        return [rate if first is None else rate * base / first for base in own]
 
     def state_dict(self) -> dict[str, object]:
         """Everything but the schedule, which is a function."""

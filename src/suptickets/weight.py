@@ -27,6 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from suptickets.errors import SparsityError
 from suptickets.gradient import DenseGradient
+from suptickets.layers import casts
 from suptickets.layout import in_order, memory_order, remap
 from suptickets.view import as_view
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 SUFFIX = "_connections"
 POSITIONS = f"{SUFFIX}.positions"  # what a state dict calls them
-_CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd)
 
 
 class SparseWeight(nn.Module):
@@ -51,7 +51,7 @@ class SparseWeight(nn.Module):
         self.size = dense.numel()
         self.owners = list(owners)
         self.order = memory_order(dense)
-        self.casts = all(isinstance(module, _CASTING) for module, _ in owners)
+        self.casts = all(casts(type(module)) for module, _ in owners)
         self.canvas: Tensor | None = None
         self.collector: DenseGradient | Slot | None = None
         self.slot: Slot | None = None
@@ -230,7 +230,8 @@ class SparseWeight(nn.Module):
 
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *args: Any) -> None:
         """Positions; the owner has checked them and made room (`accept`) before this is called."""
-        rows = state.get(prefix + "positions")
+        rows, (_, strict, missing, *_) = state.get(prefix + "positions"), args
+        missing += [prefix + "positions"] if rows is None and strict else []
         if isinstance(rows, Tensor) and len(rows) == self.nonzero:
             self.positions.copy_(self.addresses(rows.to(self.positions.device)))
         self.touched()
@@ -254,11 +255,8 @@ class SparseWeight(nn.Module):
             return f"{self.name}: the state has no values for it"
         if not isinstance(rows, Tensor):
             return f"{self.name}: the state has no positions, so it is not that of a sparse network"
-        if (
-            rows.is_floating_point()
-            or rows.dim() != 1
-            or values.shape != (len(rows), *[1] * (len(self.shape) - 1))
-        ):
+        whole = rows.dim() == 1 and not rows.is_floating_point()
+        if not whole or values.shape != (len(rows), *[1] * (len(self.shape) - 1)):
             return f"{self.name}: {tuple(values.shape)} values do not fit {tuple(rows.shape)} positions"
         if not in_order(rows, self.size):
             return f"{self.name}: the positions are not sorted, not unique, or not below {self.size}"
@@ -314,7 +312,7 @@ class SparseModule(nn.Module):
             assert isinstance(weight, SparseWeight)
             given = state.get(key), state.get(key + POSITIONS)
             problem = weight.accept(*given) if any(part is not None for part in given) else None
-            errors += [] if problem is None else [problem]
+            errors += filter(None, [problem])
         super()._load_from_state_dict(state, prefix, metadata, *args)
 
 

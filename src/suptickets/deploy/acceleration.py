@@ -35,6 +35,9 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
     """
     native.kernels()
     plain = densified(model).cpu().eval().requires_grad_(False)
+    kinds = {module.weight.dtype for module in plain.modules() if isinstance(module, ELIGIBLE)}
+    if kinds and torch.float32 not in kinds:
+        raise SparsityError("the kernels compute in float32: call model.float() first, and example.float()")
     if type(plain) in ELIGIBLE:
         plain = nn.Sequential(plain)  # torch.fx looks into what it is given
     expected, graph = _outputs(plain, example), traced(plain, example)

@@ -1,8 +1,9 @@
 """Compact files: of a tensor that is mostly zero, the values that are not, and where they are.
 
 A file is in the safetensors format. A packed tensor is its values in order, under its own name, and beside
-them `NAME/where`: a bit for each position or, where there are fewer than one in 32, the positions. The file's
-metadata name the packed tensors and their shapes. Nothing is rounded: what is read is what was saved.
+them `NAME/where`: a bit for each position or, where there are fewer than one in 32, the positions. Tied
+tensors are there once. The file's metadata name the packed tensors and their shapes, and those that are tied.
+Nothing is rounded: what is read is what was saved.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from suptickets.errors import SparsityError, reason
+from suptickets.files import replaced
 from suptickets.layout import in_order
 
-PACKED = "packed"  # in the metadata
+PACKED, TIED = "packed", "tied"  # in the metadata
 WHERE = "/where"
 
 
@@ -36,20 +38,27 @@ def save_compact(
         path: of the file.
         metadata: texts to keep with it.
     """
-    tensors, shapes = dict[str, Tensor](), dict[str, list[int]]()
+    tensors, shapes, tied = dict[str, Tensor](), dict[str, list[int]](), dict[str, str]()
+    places: dict[object, str] = {}
     taken = [name for name in state if name + WHERE in state]
     if taken:
         raise SparsityError(f"{taken[0]}{WHERE} is the name of where {taken[0]} is not zero: rename it")
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise SparsityError(f"{name} is no tensor, and a compact file has nothing else: leave it out")
+        place = tensor.data_ptr() or name, tensor.dtype, tensor.shape, tensor.stride()
+        if places.setdefault(place, name) != name:
+            tied[name] = places[place]
+            continue
         packed = _packed(tensor.detach().cpu())
         if packed is None:
             tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         else:
             shapes[name] = [*tensor.shape]
             tensors[name], tensors[name + WHERE] = packed
-    Path(path).write_bytes(save(tensors, {**(metadata or {}), PACKED: json.dumps(shapes)}))
+    about = {**(metadata or {}), PACKED: json.dumps(shapes)} | ({TIED: json.dumps(tied)} if tied else {})
+    with replaced(Path(path)) as part:
+        part.write_bytes(save(tensors, about))
 
 
 def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -69,16 +78,17 @@ def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
     """The tensors of a file, the packed ones as they were."""
-    shapes = json.loads(metadata.get(PACKED, "{}"))
+    shapes, tied = (json.loads(metadata.get(key, "{}")) for key in (PACKED, TIED))
     helpers = {name + WHERE for name in shapes}
-    missing = (shapes.keys() | helpers) - tensors.keys()
+    missing = (shapes.keys() | helpers | {*tied.values()}) - tensors.keys()
     if missing:
         raise SparsityError(f"the file is damaged: it has no {min(missing)}")
-    return {
+    state = {
         name: _restored(name, tensor, tensors[name + WHERE], shapes[name]) if name in shapes else tensor
         for name, tensor in tensors.items()
         if name not in helpers
     }
+    return state | {name: state[first] for name, first in tied.items()}
 
 
 def _packed(tensor: Tensor) -> tuple[Tensor, Tensor] | None:

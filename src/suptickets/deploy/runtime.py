@@ -17,6 +17,7 @@ from suptickets.deploy.recipe import Recipe
 from suptickets.errors import SparsityError
 
 Group = tuple[int, int, int]
+NUMBERS: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 LANES = (1, 2, 4, 8)  # images that may be computed at a time
 NEAR = 2**20 + 2**18  # floats of the largest tensor that lies near enough to the cores
 
@@ -40,7 +41,7 @@ class Part(nn.Module):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe, self._programs, self._lock = recipe, dict[int, Program](), Lock()
-        self._arena, self._lanes = torch.empty(0), most_lanes(recipe)
+        self._arena, self._lanes = torch.empty(0, **NUMBERS), most_lanes(recipe)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Part:
         return Part(self.recipe)  # which nobody changes
@@ -51,7 +52,7 @@ class Part(nn.Module):
         images = len(inputs[0])
         if any(len(x) != images for x in inputs):
             raise SparsityError("tensors of different numbers of images meet here: use the plain network")
-        outputs = [torch.empty(images, *shape) for shape in self.recipe.makes]
+        outputs = [torch.empty(images, *shape, **NUMBERS) for shape in self.recipe.makes]
         with self._lock:
             self._run(inputs, outputs, list(groups(images, self._lanes)))
         return outputs[0] if self.recipe.single else tuple(outputs)
@@ -75,7 +76,7 @@ class Part(nn.Module):
         size = LINE + max(program.floats for program in self._programs.values())
         arenas = min(count, calls[first].threads)
         if arenas * size > len(self._arena):
-            self._arena = torch.zeros(arenas * size)
+            self._arena = torch.zeros(arenas * size, **NUMBERS)
         for k in range(arenas):
             calls[first + k].arena = _aligned(self._arena.data_ptr() + 4 * k * size)
         these = ctypes.addressof(calls) + first * ctypes.sizeof(native.Call)

@@ -52,7 +52,12 @@ class GraNet(Dynamic):
         return -(-self.prune_end // self.interval) * self.interval
 
     def begin(self, network: SparseNetwork) -> None:
-        """`initial_sparsity`, at random; refuse a target at which a layer would have no connection."""
+        """`initial_sparsity`, at random; refuse a target that leaves a layer nothing, or is never reached."""
+        if self.total_steps is not None and self.ready > self.total_steps:
+            raise SparsityError(
+                f"{self.name} reaches its sparsity after {self.ready} steps (prune_end, at a multiple of the "
+                f"interval), and the training has {self.total_steps}: set a smaller prune_end or interval"
+            )
         total, free = network.parameters_total, network.changing
         needed = sum(w.size for name, w in network.weights.items() if name not in free) + len(free)
         if round((1 - self.sparsity) * total) < needed:
