@@ -84,6 +84,8 @@ def test_the_t_test_is_of_the_means_of_the_seeds_over_the_cells_that_all_have() 
     means = [(differences["rigl", seed] + differences["set", seed]) / 2 for seed in (1, 2, 3)]
     expected = stats.ttest_1samp(means, 0).pvalue
     assert gain(pairs(records, Mode()), "accuracy").t == pytest.approx(expected)
+    records += [one for seed in (4, 5) for one in both(seed, 0.05, 0.05)]  # RigL's alone
+    assert gain(pairs(records, Mode()), "accuracy").t == pytest.approx(expected)
     assert gain(pairs(both(1, 0.7, 0.72) + both(1, 0.6, 0.65, method="set"), Mode()), "accuracy").t is None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from suptickets import SparsityError, cli
@@ -320,17 +322,35 @@ def test_tied_tensors_are_in_a_compact_file_once(tmp_path):
     assert (tmp_path / "tied").stat().st_size < (tmp_path / "once").stat().st_size + 200
 
 
-def test_a_compact_file_is_whole_or_not_there(tmp_path, monkeypatch):
-    """What was there before stays when the disk is full."""
-    file = tmp_path / "t"
-    save_compact({"a": torch.eye(64)}, file)
+def test_tensors_that_are_made_on_demand_are_not_taken_for_tied(tmp_path):
+    """One may lie where another was."""
 
-    def full(path, content):
-        with path.open("wb") as opened:
-            opened.write(content[:100])
-        raise OSError("No space left on device")
+    class Made(Mapping):
+        def __getitem__(self, name):
+            return torch.eye(100) * int(name)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space"):
-        save_compact({"a": torch.zeros(64, 64)}, file)
-    assert same(load_compact(file), {"a": torch.eye(64)}) and [p.name for p in tmp_path.iterdir()] == ["t"]
+        def __iter__(self):
+            return iter("12345678")
+
+        def __len__(self):
+            return 8
+
+    save_compact(Made(), tmp_path / "t")
+    assert same(load_compact(tmp_path / "t"), dict(Made()))
+
+
+def test_metadata_of_the_user_do_not_change_what_is_read(tmp_path):
+    state = {"a": torch.eye(8)}
+    for text in ("yes", '{"x": "a"}'):
+        save_compact(state, tmp_path / "t", metadata={"tied": text, "packed": text, "mine": text})
+        assert same(load_compact(tmp_path / "t"), state)
+
+
+@pytest.mark.parametrize("tied", ['["a"]', '{"b": "c"}', '{"b": "a/where"}', '{"a": "a"}', "3", "no"])
+def test_a_file_with_wrong_ties_is_refused(tmp_path, tied):
+    save_compact({"a": torch.eye(64)}, tmp_path / "t")
+    with safe_open(tmp_path / "t", "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(tensors, tmp_path / "t", {**metadata, "tied": tied})
+    with pytest.raises(SparsityError, match="damaged|cannot read"):
+        load_compact(tmp_path / "t")

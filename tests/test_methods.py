@@ -603,3 +603,6 @@ def test_a_training_that_ends_before_the_sparsity_is_reached_is_refused(method):
     with pytest.raises(st.SparsityError, match="after 1000 steps"):
         st.sparsify(mlp(), method(0.9, prune_end=50, total_steps=100))
     st.sparsify(mlp(), method(0.6, interval=10, prune_end=95, total_steps=100, initial_sparsity=0.1))
+    st.sparsify(
+        mlp(), method(0.5, prune_end=50, total_steps=100, initial_sparsity=0.5)
+    )  # it is there already

@@ -332,6 +332,22 @@ def test_layers_that_are_unfrozen_before_an_exploration_take_part_in_it(at, laye
     network.check()
 
 
+def test_a_layer_that_is_unfrozen_too_late_is_told():
+    """A compiled model, or one whose parts are called one by one, does not notice."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4))
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.5, interval=2), optimizer, seed=0)
+    before = network.weights["2"].positions.clone()
+    with pytest.warns(RuntimeWarning, match="a layer was unfrozen when the step had begun"):
+        for step, (x, y) in enumerate(batches((6,), 4, count=2), start=1):
+            model[2].requires_grad_(step == 2)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model[2](model[1](model[0](x))), y).backward()
+            optimizer.step()
+    assert torch.equal(network.weights["2"].positions, before)
+    network.check()
+
+
 @pytest.mark.parametrize("how", ["inputs", "grad"])
 def test_gradients_of_the_living_connections_alone_are_told(how):
     model = mlp()

@@ -762,16 +762,19 @@ def test_what_all_tickets_have_their_average_has(rule, dtype):
     one = {key: value.to(dtype) for key, value in make("partly", 1)[0].items()} | {
         "table": torch.arange(20.0)
     }
+    one["bn.running_var"] = torch.rand(999, generator=torch.Generator().manual_seed(0)).to(dtype)
     for key, value in st.superpose([one] * 12, rule).items():
         assert value.dtype == one[key].dtype and torch.equal(value, one[key])
 
 
 def test_buffers_of_a_model_may_be_anything():
     """What layers do not own is averaged as it was given: not a number, or of another layout."""
-    graph = torch.eye(4, dtype=torch.float64).to_sparse()
-    tickets = [{**ticket, "best": torch.tensor(NAN), "graph": graph} for ticket in make("partly", 3)]
-    ours = st.superpose(tickets)
-    assert ours["best"].isnan() and torch.equal(ours["graph"].to_dense(), torch.eye(4, dtype=torch.float64))
+    eye = torch.eye(4, dtype=torch.float64)
+    others = {"best": torch.tensor(NAN), "graph": eye.to_sparse(), "rows": eye.to_sparse_csr()}
+    ours = st.superpose([{**ticket, **others} for ticket in make("partly", 3)])
+    assert ours["best"].isnan()
+    for key in ("graph", "rows"):
+        torch.testing.assert_close(ours[key].to_dense(), eye, rtol=1e-15, atol=0)
 
 
 def test_tickets_of_different_types_are_listed():

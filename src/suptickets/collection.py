@@ -28,6 +28,12 @@ class Collection:
         """Whether gradients of all positions are being collected."""
         return any(weight.collector is not None for weight in self.weights)
 
+    @property
+    def late(self) -> bool:
+        """Whether a weight is trained that was frozen when this started, and could not join."""
+        trained = (w for w in self.weights if w.values.requires_grad and w.values.grad is not None)
+        return self.wanted and any(weight.collector is None for weight in trained)
+
     def start(self) -> None:
         """Collect from the next forward pass on, from nothing."""
         self.wanted = True

@@ -87,10 +87,9 @@ class Ticket:
         return Ticket(self.shapes, sparse, dense, self.aliases)
 
     def wide(self) -> Ticket:
-        """The same in single precision at least, in which sums are not rounded to what they are made of."""
-        return self.cast(
-            {key: torch.promote_types(kind, torch.float32) for key, kind in self.types().items()}
-        )
+        """The same in single precision at least: sums are not rounded to what they are made of."""
+        types = {key: torch.promote_types(kind, torch.float32) for key, kind in self.types().items()}
+        return self.cast(types)
 
     def clone(self) -> Ticket:
         """A copy that shares nothing."""

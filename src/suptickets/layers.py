@@ -24,10 +24,10 @@ ELIGIBLE = (
 CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd)
 
 
-def casts(kind: type[nn.Module]) -> bool:
-    """Whether autocast casts the weights of such a module, and torch's own code alone reads them."""
-    code = kind.forward, getattr(kind, "_conv_forward", kind.forward)
-    return issubclass(kind, CASTING) and all(one.__module__.startswith("torch.nn.") for one in code)
+def casts(module: nn.Module) -> bool:
+    """Whether autocast casts the weights of a module, for torch's own code computes with them."""
+    code = module.forward, getattr(module, "_conv_forward", module.forward)
+    return isinstance(module, CASTING) and all(one.__module__.startswith("torch.nn.") for one in code)
 
 
 @dataclass

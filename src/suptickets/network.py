@@ -212,6 +212,8 @@ class SparseNetwork:
         """Whether the gradient of all positions is there and finite."""
         if not self.collection.settle(self.optimizer):
             return self._skip(self.collection.nothing(self.optimizer, self.step))
+        if self.collection.late:
+            self.warn("a layer was unfrozen when the step had begun: this exploration leaves it as it is")
         if all(weight.slot is not None for weight in self.changing.values()):
             return True  # the step is done, and what is not finite is in the weights: the loss will show it
         return self.gradients_finite() or self._skip("gradients are not finite")

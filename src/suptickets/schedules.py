@@ -112,7 +112,7 @@ class Scheduler(LRScheduler):
         """The rates of the next step."""
         rate, own = self.schedule(self.last_epoch + 1), [float(base) for base in self.base_lrs]
         first = next(filter(None, own), None)
-        return [rate if first is None else rate * base / first for base in own]
+        return [rate if first is None else rate * (base / first) for base in own]
 
     def state_dict(self) -> dict[str, object]:
         """Everything but the schedule, which is a function."""

@@ -85,7 +85,7 @@ class Superposition:
             for keys in alike(average):
                 old, new = (Joined.of(t, keys) for t in (average, ticket))
                 average.sparse |= self._merge(old, new).parted()
-            self._average(average.dense, ticket.dense, numbers)
+            self._average(average, ticket, numbers)
         if self.prune_when == "each":
             self._prune(average)
 
@@ -96,8 +96,6 @@ class Superposition:
         shares = [float(count) for count in counts.values()]
         self.targets = dict(zip(counts, apportion(self.total, shares, sizes), strict=True))
         average = ticket.clone()
-        for key, value in average.dense.items():
-            average.dense[key] = value.sqrt_() if _is_variance(key, value) else value
         if self.rule == "caa":
             for connections in average.sparse.values():
                 connections.times = torch.ones_like(connections.rows, dtype=torch.int16)
@@ -108,12 +106,21 @@ class Superposition:
         """Weight of the newest ticket in what is averaged independently of connections."""
         return 1 - self.beta if self.rule == "cima" else 1 / self.count
 
-    def _average(self, old: dict[str, Any], new: Mapping[str, Any], numbers: Mapping[str, Tensor]) -> None:
+    def _average(self, average: Ticket, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
         """Everything that is not sparse is averaged; of integers (counters of batches) the newest is kept."""
-        for key in new.keys() - numbers.keys():
-            old[key] = new[key].clone() if isinstance(new[key], Tensor) else new[key]
-        for key, value in numbers.items():
-            old[key] = _mean(old[key], value.to(old[key]), self._new_weight)
+        for key, value in ticket.dense.items():
+            if key not in numbers:
+                average.dense[key] = value.clone() if isinstance(value, Tensor) else value
+        old, places = _numbers(average), list(numbers)
+        if not places:
+            return
+        means = torch._foreach_mul([old[key] for key in places], 1 - self._new_weight)
+        torch._foreach_add_(means, [numbers[key].to(old[key]) for key in places], alpha=self._new_weight)
+        for key, mean in zip(places, means, strict=True):
+            mine, theirs = average.dense[key], ticket.dense[key].to(average.dense[key])
+            found = mean.square() if _is_variance(key, mean) else mean
+            equal = mine == theirs if mean.layout is torch.strided else None  # of others nobody can tell
+            average.dense[key] = found if equal is None else torch.where(equal, mine, found)
 
     def _merge(self, old: Joined, new: Joined) -> Joined:
         """The average over the union of their positions."""
@@ -158,8 +165,6 @@ class Superposition:
         ticket = self.average.clone()
         if self.prune_when == "end":
             self._prune(ticket)
-        for key, value in ticket.dense.items():
-            ticket.dense[key] = value.square() if _is_variance(key, value) else value
         ticket = ticket.cast(self.types)
         empty = [key for key, connections in ticket.sparse.items() if not len(connections.rows)]
         if empty:
@@ -175,9 +180,16 @@ class Superposition:
 
 
 def _mean(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
-    """The new one with this weight; what is the same in both stays, infinities of masks too."""
-    mean = old * (1 - weight) + new * weight
-    return mean if mean.is_sparse else torch.where(old == new, old, mean)
+    """The new one with this weight; what is the same in both stays."""
+    return torch.where(old == new, old, old * (1 - weight) + new * weight)
+
+
+def unpacked(packed: Mapping[str, Any], device: torch.device, *, deviations: bool) -> Ticket:
+    """The average of a state; those of older states have `deviations` where variances are."""
+    average = Ticket.unpack(packed).to(device).wide()
+    for key, value in average.dense.items() if deviations else ():
+        average.dense[key] = value.square() if _is_variance(key, value) else value
+    return average
 
 
 def _top(scores: Tensor, count: int) -> Tensor:

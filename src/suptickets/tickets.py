@@ -22,7 +22,7 @@ from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
 from suptickets.saved import check_saved, keys, load, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
-from suptickets.superpose import Superposition
+from suptickets.superpose import Superposition, unpacked
 
 Pair = tuple[str | Criterion, str | Criterion]
 Criteria = Pair | Sequence[Pair] | None
@@ -326,6 +326,7 @@ class SupTickets:
         return {
             "settings": self._settings(),
             "average": None if average is None else average.pack(),
+            "variances": True,
             "total": self.superposition.total,
             "targets": dict(self.superposition.targets),
             "fixed": sorted(self.superposition.fixed),
@@ -347,13 +348,12 @@ class SupTickets:
         if not isinstance(state, Mapping) or not parts <= set(state):
             raise SparsityError("this is not the state of SupTickets: save tickets.state_dict()")
         ours, theirs = self._settings(), state["settings"]
-        differing = [
-            f"{key}: {theirs.get(key)} -> {ours[key]}" for key in ours if ours[key] != theirs.get(key)
-        ]
+        differing = [f"{k}: {theirs.get(k)} -> {own}" for k, own in ours.items() if own != theirs.get(k)]
         if differing:
             raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
-        average, device = state["average"], next(self.network.model.parameters()).device
-        self.superposition.average = None if average is None else Ticket.unpack(average).to(device).wide()
+        device, older = next(self.network.model.parameters()).device, "variances" not in state
+        packed = state["average"]
+        self.superposition.average = None if packed is None else unpacked(packed, device, deviations=older)
         self.superposition.types = self._taken().types()
         self.superposition.total = state["total"]
         self.superposition.targets = dict(state["targets"])

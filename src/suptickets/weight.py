@@ -51,7 +51,7 @@ class SparseWeight(nn.Module):
         self.size = dense.numel()
         self.owners = list(owners)
         self.order = memory_order(dense)
-        self.casts = all(casts(type(module)) for module, _ in owners)
+        self.casts = all(casts(module) for module, _ in owners)
         self.canvas: Tensor | None = None
         self.collector: DenseGradient | Slot | None = None
         self.slot: Slot | None = None

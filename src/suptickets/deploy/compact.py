@@ -21,7 +21,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from suptickets.errors import SparsityError, reason
-from suptickets.files import replaced
 from suptickets.layout import in_order
 
 PACKED, TIED = "packed", "tied"  # in the metadata
@@ -39,14 +38,14 @@ def save_compact(
         metadata: texts to keep with it.
     """
     tensors, shapes, tied = dict[str, Tensor](), dict[str, list[int]](), dict[str, str]()
-    places: dict[object, str] = {}
-    taken = [name for name in state if name + WHERE in state]
+    places, held = dict[object, str](), dict(state)  # a mapping may make its tensors on demand
+    taken = [name for name in held if name + WHERE in held]
     if taken:
         raise SparsityError(f"{taken[0]}{WHERE} is the name of where {taken[0]} is not zero: rename it")
-    for name, tensor in state.items():
+    for name, tensor in held.items():
         if not isinstance(tensor, Tensor):
             raise SparsityError(f"{name} is no tensor, and a compact file has nothing else: leave it out")
-        place = tensor.data_ptr() or name, tensor.dtype, tensor.shape, tensor.stride()
+        place = tensor.data_ptr() or name, tensor.device, tensor.dtype, tensor.shape, tensor.stride()
         if places.setdefault(place, name) != name:
             tied[name] = places[place]
             continue
@@ -56,15 +55,14 @@ def save_compact(
         else:
             shapes[name] = [*tensor.shape]
             tensors[name], tensors[name + WHERE] = packed
-    about = {**(metadata or {}), PACKED: json.dumps(shapes)} | ({TIED: json.dumps(tied)} if tied else {})
-    with replaced(Path(path)) as part:
-        part.write_bytes(save(tensors, about))
+    about = {PACKED: json.dumps(shapes), TIED: json.dumps(tied)}
+    Path(path).write_bytes(save(tensors, {**(metadata or {}), **about}))
 
 
 def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The state dict in a file, for `load_state_dict`; one without packed tensors as it is.
 
-    Its tensors are copies: the file may be written anew.
+    Its tensors are copies: the file may be written anew. Those that were tied are one.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -83,6 +81,8 @@ def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
     missing = (shapes.keys() | helpers | {*tied.values()}) - tensors.keys()
     if missing:
         raise SparsityError(f"the file is damaged: it has no {min(missing)}")
+    if helpers & {*tied.values()} or tensors.keys() & tied.keys():
+        raise SparsityError(f"the file is damaged: it has {min(tied)} twice")
     state = {
         name: _restored(name, tensor, tensors[name + WHERE], shapes[name]) if name in shapes else tensor
         for name, tensor in tensors.items()

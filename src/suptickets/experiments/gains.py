@@ -38,7 +38,8 @@ BOTH = ("none", "sup-tickets")
 TEXT = (
     "Differences are those with Sup-tickets minus those without: of accuracy more is better, else less. "
     "Permutation and Wilcoxon tests take pairs as independent, which those of one seed at several sparsities "
-    "are only in part; the t-test is of the seeds' means over the cells, and takes the seeds as independent."
+    "are only in part; the t-test is of the seeds' means over the cells that have them all, and takes the "
+    "seeds as independent."
 )
 
 
@@ -139,12 +140,14 @@ def gain(found: Sequence[Pair], name: str) -> Gain:
 
 
 def _over_seeds(found: Iterable[Pair], name: str) -> float | None:
-    """Of the cells that all seeds have, and their means."""
-    cells = by_cell(found).values()
-    seeds = {pair.seed for own in cells for pair in own}
-    whole = [{pair.seed: pair.difference(name) for pair in own} for own in cells if len(own) == len(seeds)]
-    means = [mean(own[seed] for own in whole) for seed in sorted(seeds) if whole]
-    return paired_t(means, [0.0] * len(means)).p if len(means) > 1 else None
+    """Of the seeds, two or more, that cover the most pairs of cells which have them all: their means."""
+    cells = [{pair.seed: pair.difference(name) for pair in own} for own in by_cell(found).values()]
+    several = [own.keys() for own in cells if len(own) > 1]
+    if not several:
+        return None
+    seeds = max(several, key=lambda seeds: len(seeds) * sum(seeds <= own.keys() for own in cells))
+    means = [mean(own[seed] for own in cells if seeds <= own.keys()) for seed in sorted(seeds)]
+    return paired_t(means, [0.0] * len(means)).p
 
 
 def _sides(found: Sequence[Pair]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:

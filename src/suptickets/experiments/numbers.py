@@ -98,8 +98,8 @@ def _together(cell: Cell, results: Results, found: Mapping[int, Any]) -> Ours | 
 def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
     """Seconds of all runs that these results were read off, added up: each run once, and each trunk once.
 
-    The time of a branch has that of its trunk in it, which is taken to be as its share of the epochs; and
-    branches of two revisions do not have the same trunk.
+    The time of a branch has that of its trunk in it, which is taken to be as its share of the epochs. It is
+    assumed that two revisions have not shared a trunk.
     """
     runs: dict[str, tuple[Mapping[str, Any], float]] = {}
     for one in records:

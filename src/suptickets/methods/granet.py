@@ -53,7 +53,7 @@ class GraNet(Dynamic):
 
     def begin(self, network: SparseNetwork) -> None:
         """`initial_sparsity`, at random; refuse a target that leaves a layer nothing, or is never reached."""
-        if self.total_steps is not None and self.ready > self.total_steps:
+        if self.total_steps is not None and self.ready > self.total_steps and self.sparsity > self.initial:
             raise SparsityError(
                 f"{self.name} reaches its sparsity after {self.ready} steps (prune_end, at a multiple of the "
                 f"interval), and the training has {self.total_steps}: set a smaller prune_end or interval"

@@ -14,7 +14,7 @@ import pickle
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, replace
 from itertools import count, takewhile
 from pathlib import Path
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from suptickets.deploy.compact import unpacked
 from suptickets.errors import SparsityError, reason
-from suptickets.files import replaced
 from suptickets.training.settings import Settings, build, read_config, read_mapping
 
 SCORES = ("accuracy", "nll", "ece")
@@ -242,10 +241,15 @@ def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
     """Write beside `path`, bring it to the disk, move it into place."""
+    part = path.with_name(path.name + ".part")
     try:
-        with replaced(path) as part:
-            writer(part)
+        writer(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
     except (OSError, RuntimeError, SafetensorError) as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise TrainingError(
             f"cannot write {path} ({reason(error)}): what was there before is unchanged"
         ) from error
