@@ -500,3 +500,84 @@ def test_other_types_than_the_kernels_are_refused(dtype: torch.dtype) -> None:
     model = thin(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), 0.1).to(dtype)
     with pytest.raises(st.SparsityError, match=r"float32: call model.float\(\) first"):
         accelerate(model, images(2, 8).to(dtype))
+
+
+class _Layers(nn.Module):
+    """Two layers, and a forward pass of one's own."""
+
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.relu = nn.Linear(8, 8), nn.Linear(8, 2), nn.ReLU6(inplace=True)
+        self.own = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(self, x)
+
+
+def _aliased(net: Any, x: Tensor) -> Tensor:
+    h = alias = net.first(x)
+    h += 1.5
+    h *= net.first(h)
+    return net.last(alias) + net.last(h)
+
+
+def _read_before(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x)
+    before = net.last(h)
+    net.relu(h)
+    h.clamp_(max=3).sub_(1)
+    return net.last(h) - before
+
+
+def _changed(change: Any) -> Any:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x)
+        change(h)
+        return net.last(h)
+
+    return forward
+
+
+CHANGES = {
+    "alias": _aliased,
+    "read before": _read_before,
+    "method": _changed(lambda h: h.clamp_(max=6)),
+    "function": _changed(lambda h: F.hardtanh(h, -6, 6, inplace=True)),
+    "by place": _changed(lambda h: F.hardtanh(h, -6, 6, True)),
+    "by name": _changed(lambda h: F.leaky_relu_(h, 0.1)),
+    "keyword": lambda net, x: net.last(input=net.first(input=x)),
+    "input": lambda net, x: net.last(net.first(x.nan_to_num_())),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@torch.no_grad()
+def test_what_changes_tensors_in_place_is_followed(always: None, name: str) -> None:
+    """Also where the example does not tell."""
+    model = thin(_Layers(CHANGES[name]), 0.5)
+    made = accelerate(model, images(1, 8) * 0.01)
+    for scale in (0.01, 100.0):
+        x = images(3, 8, seed=1) * scale
+        torch.testing.assert_close(made(x.clone()), model(x.clone()), rtol=1e-4, atol=1e-4)
+
+
+def test_changes_that_cannot_be_followed_are_refused() -> None:
+    with pytest.raises(st.SparsityError, match="does not follow zero_: use the plain network"):
+        accelerate(thin(_Layers(_changed(lambda h: h.zero_())), 0.5), images(1, 8))
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d([2, 2]), nn.AvgPool2d((2,)), nn.MaxPool2d((3,), stride=[1, 2])]
+)
+@torch.no_grad()
+def test_sizes_of_windows_may_be_lists(always: None, pool: nn.Module) -> None:
+    check(thin(nn.Sequential(nn.Conv2d(1, 4, 1), pool), 0.8), images(2, 1, 8, 8))
+
+
+@torch.no_grad()
+def test_what_is_not_a_number_stays_so_in_a_window(always: None) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.MaxPool2d(2)).eval()
+    x = images(2, 1, 8, 8)
+    made = accelerate(model, x)
+    x[0, 0, 0, 0] = x[1, 0, 3, 4] = torch.nan
+    assert torch.equal(made(x).isnan(), model(x).isnan()) and made(x).isnan().sum() == 8

@@ -569,3 +569,11 @@ def test_statistics_cannot_be_recomputed_without_a_forward() -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     worker(Path(sys.argv[1]))
+
+
+def test_a_training_of_so_many_steps_knows_its_epochs() -> None:
+    """Though Lightning has not looked at the data yet."""
+    sparse = SparseTraining(rigl(), **CYCLES)
+    trainer(sparse, max_epochs=-1, max_steps=7 * BATCHES).fit(Classifier(), batches())
+    assert sparse.tickets is not None and sparse.tickets.cycle_steps == 2 * BATCHES
+    assert sparse.tickets.collected == [5 * BATCHES, 7 * BATCHES]

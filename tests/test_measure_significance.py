@@ -228,3 +228,9 @@ def test_lists_of_finite_numbers_are_needed(test: Callable[..., Significance], w
 def test_pairs_are_needed(test: Callable[..., Significance]) -> None:
     with pytest.raises(SparsityError, match="per seed, not 3 and 2"):
         test([1.0, 2.0, 3.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("test", [permutation, paired_t, wilcoxon])
+def test_results_that_are_equal_but_for_rounding_do_not_differ(test):
+    assert test([0.1 + 0.2, 0.3, 0.7], [0.3, 0.3, 0.7]).p == 1
+    assert test([0.1 + 0.2] * 6, [0.3] * 6).p == 1

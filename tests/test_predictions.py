@@ -270,3 +270,14 @@ def test_log_probabilities_stay_what_they_are() -> None:
 def test_old_scores_still_load_and_the_keys_stay() -> None:
     saved = {"accuracy": 0.5, "nll": 1.0, "ece": 0.1}
     assert Scores(**saved).as_dict() == saved
+
+
+def test_beside_a_class_that_is_certain_others_are_impossible():
+    inf = math.inf
+    logits = torch.tensor([[inf, 0.0, 1.0], [0.0, inf, -inf], [inf, inf, 5.0], [0.0, 1.0, 2.0]])
+    found = log_probabilities(logits).exp()
+    expected = [[1, 0, 0], [0, 1, 0], [0.5, 0.5, 0], torch.tensor([0.0, 1.0, 2.0]).softmax(0).tolist()]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-12)
+    tally = Tally()
+    tally.add(logits[:2], torch.tensor([0, 0]))
+    assert tally.nll == math.inf

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -369,3 +370,58 @@ def test_gradients_of_the_living_connections_alone_are_told(how):
     step(*first)
     with pytest.raises(st.SparsityError, match="autograd.grad compute that of the living ones alone"):
         step(*second)
+
+
+# ---- what methods of one's own may ask for ----
+
+
+def test_positions_that_a_criterion_excludes_come_last_and_none_comes_twice():
+    """Growth in the first quarter of the columns; where that is full, elsewhere."""
+
+    def score(weight, generator):
+        scores = torch.rand(weight.shape, generator=generator)
+        scores[:, weight.shape[1] // 4 :] = -torch.inf
+        return weight.flatten(scores)
+
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 4))
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.SET(0.5, interval=2), optimizer, seed=0)
+    network.method.grow = Criterion("mine", "", score)
+    for batch in batches((6,), 4, count=12):
+        train_step(model, optimizer, batch)
+        for weight in network.weights.values():
+            assert len(weight.positions.unique()) == weight.nonzero
+    network.check()
+    network.load_state_dict(network.state_dict())
+
+
+def test_connections_do_not_move_between_layers_if_one_of_them_was_not_used():
+    model = nn.ModuleDict({"a": nn.Linear(20, 20), "b": nn.Linear(20, 20)})
+    network = st.sparsify(model, st.RigL(0.5), seed=0)
+    network.request_gradient()
+    model["b"](torch.randn(4, 20)).square().mean().backward()
+    before = network.nonzero
+    assert network.rewire({"a": 150, "b": 200}, {"a": 150, "b": 250}, grow="gradient")
+    assert network.nonzero == before and network.weights["a"].nonzero == 150  # which needs no gradient
+    with pytest.warns(RuntimeWarning, match="have no gradient at an exploration: it was skipped"):
+        assert not network.rewire({"a": 150, "b": 200}, {"a": 200, "b": 200}, grow="gradient")
+    assert network.nonzero == before
+
+
+def test_what_a_method_remembers_is_of_one_network():
+    @dataclass
+    class Ages(st.RigL):
+        seen: dict[str, int] = field(default_factory=dict)
+
+        def update(self, network, step):
+            self.seen["steps"] = self.seen.get("steps", 0) + 1
+
+    method = Ages(0.5)
+    networks = []
+    for _ in range(2):
+        model = mlp()
+        optimizer = sgd(model)
+        networks.append(st.sparsify(model, method, optimizer, seed=0))
+        for batch in batches((6,), 4, count=3):
+            train_step(model, optimizer, batch)
+    assert [network.method.seen for network in networks] == [{"steps": 3}] * 2 and method.seen == {}

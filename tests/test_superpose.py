@@ -961,3 +961,28 @@ def test_a_ticket_with_infinities_is_refused(name):
     other[name].view(-1)[0] = INF
     with pytest.raises(st.SparsityError, match=f"ticket 2 has NaN, infinities .* in {name}: "):
         st.superpose([one, other])
+
+
+def test_a_further_name_of_a_tied_weight_need_not_be_given():
+    """Both are the pruned average."""
+    tickets = []
+    for ticket in make("partly", 3):
+        tickets.append({**ticket, "head.weight": ticket["a.weight"]})
+    ours = st.superpose(tickets, layers=["a.weight", "b.weight"])
+    assert torch.equal(ours["head.weight"], ours["a.weight"])
+
+
+@pytest.mark.parametrize("key", ["lstm.bias_hh_l0", "attention.in_proj_bias"])
+def test_biases_of_any_name_must_be_numbers(key):
+    tickets = [{**ticket, key: torch.ones(3)} for ticket in make("partly", 2)]
+    tickets[1][key] = torch.tensor([1.0, NAN, 1.0])
+    with refused("ticket 2", key):
+        st.superpose(tickets)
+
+
+def test_caa_counts_no_further_than_it_can():
+    superposition = Superposition("caa")
+    superposition.add(Ticket.of_dense(make("partly", 1)[0], list(SHAPES)))
+    superposition.count = 32767
+    with refused("caa counts up to 32767 tickets"):
+        superposition.add(Ticket.of_dense(make("partly", 1)[0], list(SHAPES)))

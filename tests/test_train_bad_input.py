@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -416,3 +417,103 @@ def test_own_models_that_do_not_fit(capsys, tmp_path: Path, monkeypatch, command
 @pytest.mark.parametrize("option", [("--size", 100_000), ("--classes", 99_999_999_999)])
 def test_a_model_that_is_too_large_to_be_counted(capsys, option) -> None:
     assert "does not fit into the memory" in fails(capsys, "flops", "--model", "mlp", *option)
+
+
+# ---- several in one folder, full disks, what an earlier run left ----
+
+
+def test_a_run_that_waited_for_another_looks_again(capsys, tmp_path: Path, monkeypatch) -> None:
+    """The other one had other settings, or did all that there was to do."""
+    held, others = folders.RunFolder.held, ["--lr", "0.02"]
+
+    @contextmanager
+    def after_another(self: Any) -> Any:
+        monkeypatch.setattr(folders.RunFolder, "held", held)
+        assert main([*map(str, SHORT), "--out", str(self.path), *others]) == 0
+        capsys.readouterr()
+        with held(self):
+            yield
+
+    run = tmp_path / "run"
+    monkeypatch.setattr(folders.RunFolder, "held", after_another)
+    line = fails(capsys, *SHORT, "--out", run)
+    assert "holds a run with other settings" in line
+    assert json.loads((run / "config.json").read_text())["lr"] == 0.02
+    monkeypatch.setattr(folders.RunFolder, "held", after_another)
+    others.clear()
+    assert main([*map(str, SHORT), "--out", str(tmp_path / "same"), "--json"]) == 0
+    lines = (tmp_path / "same" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+
+
+def test_a_line_that_the_disk_has_no_room_for_is_not_begun(tmp_path: Path, monkeypatch) -> None:
+    folder = folders.RunFolder(tmp_path)
+    folder.log({"epoch": 1})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, text: write(file, text[:5]))
+    with pytest.raises(folders.TrainingError, match="No space left"):
+        folder.log({"epoch": 2})
+    monkeypatch.undo()
+    folder.log({"epoch": 3})
+    assert folder.metrics.read_text() == '{"epoch": 1}\n{"epoch": 3}\n'
+
+
+def test_starting_over_leaves_nothing_of_the_earlier_run(capsys, tmp_path: Path) -> None:
+    run = trained(tmp_path, capsys)
+    (run / "tickets").mkdir()
+    for name in ("ticket.compact.safetensors", "ticket.onnx", "tickets/ticket-2.safetensors"):
+        (run / name).write_bytes(b"old")
+    (run / "notes.txt").write_text("mine")
+    assert main([*map(str, SHORT), "--out", str(run), "--force"]) == 0
+    left = {path.name for path in run.rglob("*") if path.is_file()}
+    assert left >= {"ticket.safetensors", "notes.txt"} and not any(
+        name in left for name in ("ticket.compact.safetensors", "ticket.onnx", "ticket-2.safetensors")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("explored", None), ("start", "foo"), ("tickets", [1]), ("sparsity", "x")]
+)
+def test_a_summary_with_damaged_values_is_written_again(
+    capsys, tmp_path: Path, name: str, value: Any
+) -> None:
+    run = trained(tmp_path, capsys)
+    before = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**before, name: value}))
+    assert main([*map(str, SHORT), "--out", str(run)]) == 0
+    assert json.loads((run / "summary.json").read_text())[name] == before[name]
+
+
+def test_a_damaged_network_is_written_again(capsys, tmp_path: Path) -> None:
+    run = trained(tmp_path, capsys)
+    before = (run / "ticket.safetensors").read_bytes()
+    (run / "ticket.safetensors").write_bytes(before[:-100])
+    assert main([*map(str, SHORT), "--out", str(run)]) == 0
+    assert (run / "ticket.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("c.json", '{"epochs": 1, "epochs": 2}', "has epochs twice"),
+        ("c.yaml", "epochs: 1\nepochs: 2\n", "has epochs twice"),
+        ("c.yaml", "lr-low: 0.1\nlr_low: 0.2\n", "has lr_low twice"),
+        ("c.json", '{"lr": 1' + "0" * 400 + "}", "lr is too large a number"),
+    ],
+)
+def test_files_that_say_two_things_or_too_much(
+    capsys, tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert says in fails(capsys, "train", "--config", tmp_path / name)
+
+
+def test_a_setting_that_is_no_json_is_text(capsys, tmp_path: Path) -> None:
+    line = fails(capsys, "reproduce", "vgg16", "--dry-run", "--set", f"lr={'1' * 5000}", "--out", tmp_path)
+    assert "lr" in line
+
+
+def test_a_file_is_not_exported_to_itself(capsys, tmp_path: Path) -> None:
+    run = trained(tmp_path, capsys)
+    line = fails(capsys, "export", run, "--format", "dense", "--out", run / "ticket.safetensors")
+    assert "is the file to be exported: choose another --out" in line

@@ -117,7 +117,7 @@ def _changed(setting: str) -> tuple[str, Any]:
     name, equals, value = setting.partition("=")
     if not equals:
         raise SparsityError(f"{setting!r} changes no setting: write NAME=VALUE, as in --set prune=layer")
-    with contextlib.suppress(json.JSONDecodeError):
+    with contextlib.suppress(ValueError, RecursionError):
         return name.replace("-", "_"), json.loads(value)
     return name.replace("-", "_"), value
 

@@ -68,6 +68,10 @@ class Ticket:
             flat = state[key].detach().reshape(-1)
             rows = flat.nonzero().reshape(-1)
             sparse[key] = Connections(rows, flat[rows])
+        for key, value in state.items():  # a further name that was not given
+            if key not in sparse and isinstance(value, Tensor) and value.layout is torch.strided:
+                place = value.data_ptr(), value.shape, value.stride()
+                aliases |= {key: first[place]} if place in first else {}
         dense = {key: value for key, value in state.items() if key not in sparse and key not in aliases}
         return Ticket({key: state[key].shape for key in sparse}, sparse, dense, aliases)
 

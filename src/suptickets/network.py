@@ -155,11 +155,19 @@ class SparseNetwork:
             self.warn(APART)
         changes = [Change(self.weights[name], kept[name], final[name]) for name in kept]
         changes = [c for c in changes if not c.kept == c.final == c.weight.nonzero]
-        changes = [c for c in changes if not needed or c.weight.gradient is not None]
-        if grows and growing.name == "momentum" and self.method.observes:
-            changes = [c for c in changes if c.weight.momentum is not None]
-        rewire(changes, pruning, growing, self.generator, self.state)
+        left = [c for c in changes if self._lacks(c, pruning, growing)]
+        if any(c.final != c.weight.nonzero for c in left):
+            return self._skip("layers whose counts were to change have no gradient")
+        rewire([c for c in changes if c not in left], pruning, growing, self.generator, self.state)
         return True
+
+    def _lacks(self, change: Change, pruning: Criterion, growing: Criterion) -> bool:
+        """Whether a criterion would score a layer by what there is not: the step did not use the layer."""
+        weight, prunes = change.weight, change.kept < change.weight.nonzero
+        grows = change.final > change.kept
+        needed = (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)
+        momentum = grows and growing.name == "momentum" and self.method.observes
+        return (needed and weight.gradient is None) or (momentum and weight.momentum is None)
 
     def _check_counts(self, kept: Mapping[str, int], final: Mapping[str, int]) -> None:
         if not isinstance(kept, Mapping) or not isinstance(final, Mapping):

@@ -16,7 +16,7 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from suptickets.criteria import Criterion, strongest
+from suptickets.criteria import GROW, Criterion, strongest
 from suptickets.layout import CONNECTIONS, few, marks, rows_of
 from suptickets.optimizer_state import OptimizerState, carried, overwrite
 from suptickets.weight import SparseWeight
@@ -121,10 +121,11 @@ class _Together:
         """Of such weights, the best positions that are not kept."""
         if not count:
             return [kept[number][:0] for number in numbers]
-        scores = [
-            grow.scores(self.weights[number], generator).scatter_(0, kept[number], -torch.inf)
-            for number in numbers
-        ]
+        scores = [grow.scores(self.weights[number], generator) for number in numbers]
+        if grow not in GROW.values():  # one's own may exclude positions: those that are kept come after them
+            scores = [score.clamp_(min=torch.finfo(score.dtype).min) for score in scores]
+        for score, number in zip(scores, numbers, strict=True):
+            score.scatter_(0, kept[number], -torch.inf)
         if len(scores) == 1:
             return [strongest(scores[0], count).to(kept[0])]
         return list(torch.stack(scores).topk(count, sorted=False).indices.to(kept[0]).unbind())

@@ -46,6 +46,9 @@ def sparsify(
         check_optimizer(optimizer)
     chosen = choose(model, include, exclude)
     method = copy.copy(method)
+    for name, value in vars(method).items():
+        if isinstance(value, dict | list | set):  # what a method remembers is of one network
+            setattr(method, name, value.copy())
     seed = torch.initial_seed() if seed is None else whole("seed", seed, 0) % 2**63
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as undo:  # if anything is refused from here on, the model is given back as it was

@@ -75,6 +75,8 @@ class Superposition:
         if average is not None:
             _same(average, ticket)
         _refuse_diverged(self.count + 1, ticket, numbers)
+        if self.rule == "caa" and self.count == torch.iinfo(torch.int16).max:
+            raise SparsityError(f"caa counts up to {self.count} tickets: use cia or cima for more")
         self.count += 1
         self.types = {
             key: torch.promote_types(kind, self.types.get(key, kind)) for key, kind in types.items()
@@ -212,6 +214,11 @@ def _is_weight(key: str) -> bool:
     return _is_state(key) or "weight" in str(key).rpartition(".")[2]
 
 
+def _is_bias(key: str) -> bool:
+    """Some call a mask of attention so: it may be infinite."""
+    return "bias" in str(key).rpartition(".")[2]
+
+
 def _numbers(ticket: Ticket) -> dict[str, Tensor]:
     """What is averaged as it is: all that is not sparse, variances as standard deviations."""
     dense = {key: value for key, value in ticket.dense.items() if is_number(value)}
@@ -224,7 +231,7 @@ def _refuse_diverged(number: int, ticket: Ticket, numbers: Mapping[str, Tensor])
     One look at the device tells whether all norms are finite; only if not is it asked which values are not.
     """
     found = {key: connections.values for key, connections in ticket.sparse.items()}
-    found |= {key: value for key, value in numbers.items() if _is_state(key)}
+    found |= {key: value for key, value in numbers.items() if _is_weight(key) or _is_bias(key)}
     norms = torch._foreach_norm([*found.values()]) if found else []
     if not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all()):
         return

@@ -270,7 +270,7 @@ void window(const Call& c, const Step& s, int64_t channel) {
   }
   if (s.kind == MAX) {
     const float least = s.relu ? 0 : -std::numeric_limits<float>::infinity();
-    windowed<LANES>(c, s, channel, least, [](float y, float x) { return y < x ? x : y; });
+    windowed<LANES>(c, s, channel, least, [](float y, float x) { return y < x || x != x ? x : y; });
   }
   blank(c, s.y, channel);
 }

@@ -38,7 +38,6 @@ FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
     F.max_pool2d: nn.MaxPool2d,
 }
 SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
-IN_PLACE = (operator.iadd, "add_")
 NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # in use
 IMAGES = 2  # of the batch that shapes are found with: more than 1, which could be anything
 
@@ -82,10 +81,11 @@ def _same(node: Node, argument: Any) -> bool:
 
 def emit(node: Node, modules: Modules, made: Mapping[Node, Planes], y: Planes) -> list[Step]:
     """The steps of a known node, from planes made before to `y`."""
-    x, *others = (made[argument] for argument in node.args if isinstance(argument, Node))
-    if others:
-        return [_sum(x, others[0], y)]
     module = module_of(node, modules)
+    if module is None:
+        x, other = (made[argument] for argument in node.args if isinstance(argument, Node))
+        return [_sum(x, other, y)]
+    x = made[node.all_input_nodes[0]]
     steps: list[Step] = EMITTERS[type(module)](module, x, y)
     return steps
 
@@ -117,8 +117,8 @@ def _mean_of_all(pool: nn.AdaptiveAvgPool2d, x: Planes, y: Planes) -> list[Step]
 
 
 def _pair(given: Any) -> tuple[int, int]:
-    first, second = given if isinstance(given, tuple) else (given, given)
-    return first, second
+    sizes = [*given] if isinstance(given, list | tuple) else [given]
+    return sizes[0], sizes[-1]
 
 
 EMITTERS: dict[type, Callable[..., list[Step]]] = {

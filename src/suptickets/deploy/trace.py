@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import inspect
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr
@@ -10,6 +12,7 @@ from io import StringIO
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Proxy, Tracer
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -17,7 +20,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from suptickets.deploy.operations import IMAGES, IN_PLACE, NOTHING, Modules, known, module_of, shape
+from suptickets.deploy.operations import IMAGES, NOTHING, Modules, known, module_of, shape
 from suptickets.errors import SparsityError, reason
 
 FOLDS: dict[Any, Callable[..., nn.Module]] = {
@@ -26,8 +29,35 @@ FOLDS: dict[Any, Callable[..., nn.Module]] = {
 }
 
 
+IN_PLACE = {  # operators, and those that give the same in another tensor
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ifloordiv: operator.floordiv,
+    operator.imod: operator.mod,
+    operator.ipow: operator.pow,
+}
+
+
+class Followed(Proxy):
+    """Tells `x += y`, which changes what others call by another name, from `x = x + y`."""
+
+
+def _recorded(what: Callable[..., Any]) -> Callable[[Proxy, Any], Proxy]:
+    return lambda self, other: self.tracer.create_proxy("call_function", what, (self, other), {})
+
+
+for _operator in IN_PLACE:
+    setattr(Followed, f"__{_operator.__name__}__", _recorded(_operator))
+
+
 class OnCPU(Tracer):
     """Knows where the network will run, so that it may ask."""
+
+    def proxy(self, node: Node) -> Proxy:
+        """One that is told of changes in place."""
+        return Followed(node, self)
 
     def to_bool(self, obj: Proxy) -> bool:
         """What a condition on a tensor is: known for `x.is_cuda` alone."""
@@ -66,22 +96,59 @@ def _skip(graph: GraphModule) -> None:
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         if node.op == "call_module" and type(modules[node.target]) in NOTHING:
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
 
 
 def _order(graph: GraphModule) -> None:
-    """Who reads a tensor after it was changed in place reads what changed it, by name."""
+    """Who reads a tensor after it was changed in place reads what changed it, which makes a new one."""
     modules = dict(graph.named_modules())
     seen: set[Node] = set()
     for node in graph.graph.nodes:
         seen.add(node)
         if node.all_input_nodes and _in_place(node, modules):
             node.all_input_nodes[0].replace_all_uses_with(node, lambda user: user not in seen)
+            _part(node, modules)
 
 
 def _in_place(node: Node, modules: Modules) -> bool:
-    return node.target in IN_PLACE or bool(getattr(module_of(node, modules), "inplace", False))
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    return node.target in IN_PLACE or _written(node) or bool(_given(node).get("inplace"))
+
+
+def _written(node: Node) -> bool:
+    """By its name."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return str(name).endswith("_") and not str(name).endswith("__")
+
+
+def _given(node: Node) -> dict[str, Any]:
+    """The arguments of a function that tells what they are called."""
+    if node.op != "call_function" or not inspect.isfunction(node.target):
+        return {}
+    try:
+        return inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    except (TypeError, ValueError):
+        return {}
+
+
+def _part(node: Node, modules: Modules) -> None:
+    """Let what changed a tensor in place make another one."""
+    if node.op == "call_module":
+        modules[str(node.target)].inplace = False  # type: ignore[assignment]
+    elif node.target in IN_PLACE:
+        node.target = IN_PLACE[node.target]
+    elif not _written(node):
+        given = {**_given(node), "inplace": False}
+        node.args, node.kwargs = (given.pop(next(iter(given))),), given
+    else:
+        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))[:-1]
+        places = (Tensor,) if node.op == "call_method" else (F, torch)
+        found = next((getattr(place, name) for place in places if hasattr(place, name)), None)
+        if found is None:
+            raise SparsityError(f"torch.fx does not follow {name}_: use the plain network")
+        node.target = name if node.op == "call_method" else found
 
 
 def _fold(graph: GraphModule) -> None:

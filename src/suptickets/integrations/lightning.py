@@ -88,6 +88,8 @@ class SparseTraining(Integration, Callback):
                 )
             return math.inf, None
         total = trainer.estimated_stepping_batches
+        if math.isinf(trainer.num_training_batches):  # with max_steps alone the data are not looked at
+            trainer.fit_loop.setup_data()
         batches = trainer.num_training_batches / trainer.accumulate_grad_batches
         return total if total > 0 else math.inf, None if math.isinf(batches) else math.ceil(batches)
 

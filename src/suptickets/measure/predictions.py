@@ -114,8 +114,9 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
     Log-probabilities stay what they are, minus infinity (a probability of 0) included.
     """
-    finite = logits.double().nan_to_num(torch.nan, torch.finfo(torch.float64).max, -torch.inf)
-    return log_softmax(finite, dim=1)
+    known, top = logits.double(), logits == torch.inf
+    certain = torch.where(top, 0.0, known - torch.inf)
+    return log_softmax(torch.where(top.any(dim=1, keepdim=True), certain, known), dim=1)
 
 
 def _check(logits: Tensor, labels: Tensor) -> None:

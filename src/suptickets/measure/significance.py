@@ -69,7 +69,7 @@ def wilcoxon(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
     from scipy import stats
 
     differences, same = _differences(ours, theirs), _rounding(ours, theirs)
-    differences = differences[np.abs(differences) > same]
+    differences = differences[differences != 0]
     order = np.argsort(sizes := np.abs(differences))
     sizes[order] = np.cumsum(np.diff(sizes[order], prepend=0) > same)
     return _flipped(np.sign(differences) * stats.rankdata(sizes))
@@ -155,4 +155,4 @@ def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Array:
         difference: Array = a - b
     if not np.isfinite(difference).all():
         raise SparsityError("the differences of these results are beyond the largest number")
-    return difference
+    return np.where(np.abs(difference) > _rounding(ours, theirs), difference, 0.0)

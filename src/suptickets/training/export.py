@@ -46,7 +46,9 @@ def export(
     if one.together:
         raise SparsityError(f"{path} predicts with {len(one.files)} networks: export one of them ({file})")
     target = Path(out) if out is not None else file.with_name(_stem(file) + FORMATS[format])
-    if target.is_dir() or not target.parent.is_dir() or target.resolve() == file.resolve():
+    if target.resolve() == file.resolve():
+        raise SparsityError(f"{target} is the file to be exported: choose another --out")
+    if target.is_dir() or not target.parent.is_dir():
         raise SparsityError(f"cannot write {target}: choose another --out, a file in a folder that is there")
     if format == "onnx":
         one = one.named(model)

@@ -6,6 +6,7 @@ good one. Nothing in it is pickled code.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -104,8 +105,8 @@ class RunFolder:
             summary = self.load_summary() or {}
         except SparsityError:
             summary = {}
-        done = summary.keys() >= SHOWN and all(isinstance(summary.get(key), float | int) for key in SCORES)
-        done &= self.ticket.exists() or not self.checkpoint.exists()
+        done = _whole(summary)
+        done &= _readable(self.ticket) or not self.checkpoint.exists()
         if self.summary.exists() and not (done or self.checkpoint.exists()):
             raise SparsityError(
                 f"{self.summary} is damaged, and there is no checkpoint to write it again from: start over "
@@ -150,8 +151,9 @@ class RunFolder:
         write(self.config, lambda path: path.write_text(to_json(settings.as_dict(), indent=2) + "\n"))
 
     def _forget(self) -> None:
-        own = (self.summary, self.ticket, self.checkpoint, self.metrics, self.config, self.report)
-        for path in (*own, *self.singles()):
+        own = (self.summary, self.checkpoint, self.metrics, self.config, self.report)
+        tickets = (*self.path.glob("ticket.*"), *self.path.glob("tickets/ticket-*"))  # exported ones too
+        for path in (*own, *tickets):
             path.unlink(missing_ok=True)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -178,7 +180,10 @@ class RunFolder:
         try:
             file = os.open(self.metrics, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                os.write(file, f"{to_json(line)}\n".encode())
+                text, size = f"{to_json(line)}\n".encode(), os.fstat(file).st_size
+                if os.write(file, text) < len(text):  # the disk is full
+                    os.ftruncate(file, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(file)
         except OSError as error:
@@ -213,6 +218,22 @@ class RunFolder:
         except SparsityError as error:
             again = f"suptickets train --resume {self.path}"
             raise SparsityError(f"{error}: {again} writes it again, from its checkpoint") from error
+
+
+def _whole(summary: Mapping[str, Any]) -> bool:
+    """Whether all is there that is shown of it, as it was written."""
+    parts = [summary.get(key) for key in ("start", "superposed", "ensemble")]
+    tickets = summary.get("tickets")
+    numbers = all(isinstance(summary.get(key), float | int) for key in (*SCORES, "sparsity", "explored"))
+    scored = isinstance(tickets, list) and all(isinstance(one, dict) for one in tickets)
+    return numbers and scored and summary.keys() >= SHOWN and all(isinstance(p, dict | None) for p in parts)
+
+
+def _readable(ticket: Path) -> bool:
+    """Whether it is there, and whole as far as its head tells."""
+    with suppress(OSError, SafetensorError), safe_open(ticket, "pt"):
+        return True
+    return False
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

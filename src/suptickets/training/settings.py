@@ -14,7 +14,7 @@ import json
 import os
 import shlex
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -266,7 +266,16 @@ def _recipe_for(data: str) -> str:
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Settings from a YAML or JSON file, such as a run's `config.json`."""
-    return {str(key).replace("-", "_"): value for key, value in read_mapping(path).items()}
+    return _once(path, [(str(key).replace("-", "_"), value) for key, value in read_mapping(path).items()])
+
+
+def _once(path: str | Path, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A mapping whose names are there once."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise SparsityError(f"{path} has {next(n for n in names if names.count(n) > 1)} twice")
+    return values
 
 
 def read_mapping(path: str | Path) -> dict[Any, Any]:
@@ -281,9 +290,13 @@ def read_mapping(path: str | Path) -> dict[Any, Any]:
         if str(path).endswith((".yaml", ".yml")):
             import yaml
 
-            values = yaml.safe_load(text)
+            node, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+            if isinstance(node, yaml.MappingNode):
+                _once(path, [(key.value, None) for key, _ in node.value])
         else:
-            values = json.loads(text)
+            values = json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+    except SparsityError:
+        raise
     except Exception as error:
         raise SparsityError(f"{path} is no valid YAML or JSON: {reason(error)}") from error
     if not isinstance(values, dict):
@@ -310,7 +323,9 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         values = value if isinstance(value, list | tuple) else [value]
         return tuple(_typed(name, one, get_args(hint)[0]) for one in values)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
+        raise SparsityError(f"{name} is too large a number")
     if hint is float and isinstance(value, str):  # YAML takes 1e-3 for text
         with contextlib.suppress(ValueError):
             return float(value)

@@ -43,7 +43,11 @@ def train(
     processes = connect(settings.device)
     folder = RunFolder(out or default_folder(settings))
     progress = Progress(settings.epochs, quiet=not processes.main)
-    done = processes.first(lambda: folder.look(settings, force=force, moved=moved))
+
+    def look() -> dict[str, Any] | None:
+        return folder.look(settings, force=force, moved=moved)
+
+    done = processes.first(look)
     if done is not None:
         if moved:
             _note_place(folder, settings, processes, progress)
@@ -54,6 +58,9 @@ def train(
     trainer = Trainer(settings, _data(settings, processes, progress), processes)
     with ExitStack() as stack:
         processes.first(lambda: stack.enter_context(folder.held()))
+        done = processes.first(look)  # another process may have trained there meanwhile
+        if done is not None:
+            return done
         processes.first(lambda: folder.begin(settings, force=force))
         log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
         stack.enter_context(progress)
