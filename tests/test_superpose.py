@@ -963,13 +963,20 @@ def test_a_ticket_with_infinities_is_refused(name):
         st.superpose([one, other])
 
 
-def test_a_further_name_of_a_tied_weight_need_not_be_given():
-    """Both are the pruned average."""
-    tickets = []
-    for ticket in make("partly", 3):
-        tickets.append({**ticket, "head.weight": ticket["a.weight"]})
-    ours = st.superpose(tickets, layers=["a.weight", "b.weight"])
+def test_all_names_of_a_tied_weight_are_given_or_none():
+    """Else one of them would not be pruned, and be the one that is loaded."""
+    tickets = [{**ticket, "head.weight": ticket["a.weight"]} for ticket in make("partly", 3)]
+    with refused("head.weight and a.weight are one tensor"):
+        st.superpose(tickets, layers=["a.weight", "b.weight"])
+    ours = st.superpose(tickets, layers=["a.weight", "b.weight", "head.weight"])
     assert torch.equal(ours["head.weight"], ours["a.weight"])
+    bits = [{**ticket, "bits": ticket["a.weight"].view(torch.int64)} for ticket in make("partly", 3)]
+    assert st.superpose(bits, layers=list(SHAPES))["bits"].dtype == torch.int64
+
+
+def test_masks_of_other_layouts_may_have_any_name():
+    tickets = [{**ticket, "rel_bias": torch.eye(4).to_sparse()} for ticket in make("partly", 2)]
+    assert st.superpose(tickets, layers=list(SHAPES))["rel_bias"].is_sparse
 
 
 @pytest.mark.parametrize("key", ["lstm.bias_hh_l0", "attention.in_proj_bias"])

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from suptickets.errors import SparsityError
 from suptickets.layout import at_once, few, marks, sent
 from suptickets.weight import POSITIONS
 
@@ -61,18 +62,18 @@ class Ticket:
         first: dict[Any, str] = {}
         sparse, aliases = {}, {}
         for key in layers:
-            place = state[key].data_ptr(), state[key].shape, state[key].stride()
+            place = _place(key, state[key])
             if first.setdefault(place, key) != key:
                 aliases[key] = first[place]
                 continue
             flat = state[key].detach().reshape(-1)
             rows = flat.nonzero().reshape(-1)
             sparse[key] = Connections(rows, flat[rows])
-        for key, value in state.items():  # a further name that was not given
-            if key not in sparse and isinstance(value, Tensor) and value.layout is torch.strided:
-                place = value.data_ptr(), value.shape, value.stride()
-                aliases |= {key: first[place]} if place in first else {}
         dense = {key: value for key, value in state.items() if key not in sparse and key not in aliases}
+        for key, value in dense.items():
+            other = first.get(_place(key, value))
+            if other is not None:
+                raise SparsityError(f"{key} and {other} are one tensor: name both in layers, or neither")
         return Ticket({key: state[key].shape for key in sparse}, sparse, dense, aliases)
 
     def counts(self) -> dict[str, int]:
@@ -189,6 +190,13 @@ def alike(ticket: Ticket) -> list[list[str]]:
         for (device, _), keys in kinds.items()
         for part in few(keys, [counts[key] for key in keys], at_once(device))
     ]
+
+
+def _place(key: str, value: Any) -> Any:
+    """The same for names of one tensor."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return key
+    return value.data_ptr() or key, value.device, value.dtype, value.shape, value.stride()
 
 
 def is_number(value: Any) -> TypeGuard[Tensor]:

@@ -27,7 +27,8 @@ CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd
 def casts(module: nn.Module) -> bool:
     """Whether autocast casts the weights of a module, for torch's own code computes with them."""
     code = module.forward, getattr(module, "_conv_forward", module.forward)
-    return isinstance(module, CASTING) and all(one.__module__.startswith("torch.nn.") for one in code)
+    places = [str(getattr(one, "__module__", "")) for one in code]
+    return isinstance(module, CASTING) and all(place.startswith("torch.nn.") for place in places)
 
 
 @dataclass

@@ -123,7 +123,7 @@ class _Together:
             return [kept[number][:0] for number in numbers]
         scores = [grow.scores(self.weights[number], generator) for number in numbers]
         if grow not in GROW.values():  # one's own may exclude positions: those that are kept come after them
-            scores = [score.clamp_(min=torch.finfo(score.dtype).min) for score in scores]
+            scores = [score.float().clamp_(min=torch.finfo(torch.float32).min) for score in scores]
         for score, number in zip(scores, numbers, strict=True):
             score.scatter_(0, kept[number], -torch.inf)
         if len(scores) == 1:

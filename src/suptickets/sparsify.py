@@ -48,7 +48,7 @@ def sparsify(
     method = copy.copy(method)
     for name, value in vars(method).items():
         if isinstance(value, dict | list | set):  # what a method remembers is of one network
-            setattr(method, name, value.copy())
+            setattr(method, name, copy.copy(value))
     seed = torch.initial_seed() if seed is None else whole("seed", seed, 0) % 2**63
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as undo:  # if anything is refused from here on, the model is given back as it was

@@ -231,7 +231,8 @@ def _refuse_diverged(number: int, ticket: Ticket, numbers: Mapping[str, Tensor])
     One look at the device tells whether all norms are finite; only if not is it asked which values are not.
     """
     found = {key: connections.values for key, connections in ticket.sparse.items()}
-    found |= {key: value for key, value in numbers.items() if _is_weight(key) or _is_bias(key)}
+    named = {key: value for key, value in numbers.items() if _is_weight(key) or _is_bias(key)}
+    found |= {key: value for key, value in named.items() if value.layout is torch.strided}
     norms = torch._foreach_norm([*found.values()]) if found else []
     if not norms or bool(torch.stack([n.to(norms[0]) for n in norms]).isfinite().all()):
         return

@@ -19,4 +19,5 @@ def _alike(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not one.is_floating_point():
         return True
     bound = TOLERANCE * float(one.nan_to_num().abs().max()) if one.numel() else 0.0
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=bound, equal_nan=True)
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.allclose(one, other, rtol=0, atol=bound, equal_nan=True)

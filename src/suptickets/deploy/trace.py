@@ -6,7 +6,7 @@ import builtins
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
@@ -37,6 +37,17 @@ IN_PLACE = {  # operators, and those that give the same in another tensor
     operator.ifloordiv: operator.floordiv,
     operator.imod: operator.mod,
     operator.ipow: operator.pow,
+    operator.iand: operator.and_,
+    operator.ior: operator.or_,
+    operator.ixor: operator.xor,
+    operator.imatmul: operator.matmul,
+}
+HARMLESS = ("requires_grad_", "detach_")
+VIEWS = {  # what may share memory with its input
+    *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "getitem", "getattr", "select"),
+    *("chunk", "split", "tensor_split", "unbind", "narrow", "transpose", "swapaxes", "permute", "movedim"),
+    *("squeeze", "unsqueeze", "expand", "expand_as", "diagonal", "unfold", "detach", "contiguous"),
+    *("t", "to", "float"),
 }
 
 
@@ -101,14 +112,34 @@ def _skip(graph: GraphModule) -> None:
 
 
 def _order(graph: GraphModule) -> None:
-    """Who reads a tensor after it was changed in place reads what changed it, which makes a new one."""
-    modules = dict(graph.named_modules())
-    seen: set[Node] = set()
-    for node in graph.graph.nodes:
+    """Who reads a tensor after it was changed in place reads what changed it, by name."""
+    modules, nodes = dict(graph.named_modules()), list(graph.graph.nodes)
+    changes = {node for node in nodes if node.all_input_nodes and _in_place(node, modules)}
+    sizes, roots, seen = set[Node](), dict[Node, Node](), set[Node]()
+    for node in nodes:
+        source = node.all_input_nodes[0] if node.all_input_nodes else node
+        sizes |= {node} if _is_size(node, sizes) else set()
+        roots[node] = roots.get(source, node) if node in changes or _is_view(node, modules) else node
+        if node in changes and source in sizes:
+            _part(node, modules)  # a number, which nobody changes
+        elif node in changes:
+            _follow(node, seen, [other for other in seen if roots[other] is roots[node]], modules)
         seen.add(node)
-        if node.all_input_nodes and _in_place(node, modules):
-            node.all_input_nodes[0].replace_all_uses_with(node, lambda user: user not in seen)
-            _part(node, modules)
+
+
+def _follow(node: Node, seen: Set[Node], names: Sequence[Node], modules: Modules) -> None:
+    """Let a change be seen by those who come later.
+
+    They may know the tensor by several `names`: views of it, or what it is a view of. Where some read it
+    before, and might now do so after the change, this makes a tensor of its own.
+    """
+    source = node.all_input_nodes[0]
+    readers = {name: [user for user in name.users if user is not node] for name in names}
+    if any(user not in seen for name, users in readers.items() if name is not source for user in users):
+        raise SparsityError(f"torch.fx does not follow {node}: it changes a view. Use the plain network")
+    source.replace_all_uses_with(node, lambda user: user is not node and user not in seen)
+    if any(user in seen and user not in readers for users in readers.values() for user in users):
+        _part(node, modules)
 
 
 def _in_place(node: Node, modules: Modules) -> bool:
@@ -119,8 +150,29 @@ def _in_place(node: Node, modules: Modules) -> bool:
 
 def _written(node: Node) -> bool:
     """By its name."""
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return str(name).endswith("_") and not str(name).endswith("__")
+    name = _name(node)
+    own = getattr(node.target, "__module__", "") == "_operator"  # and_, or_
+    return name.endswith("_") and not name.endswith("__") and name not in HARMLESS and not own
+
+
+def _name(node: Node) -> str:
+    return str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+
+
+def _is_view(node: Node, modules: Modules) -> bool:
+    """Whether it may share memory with what it is made of."""
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], nn.Flatten | nn.Unflatten | nn.Identity)
+    return node.op in ("call_method", "call_function") and _name(node) in VIEWS
+
+
+def _is_size(node: Node, sizes: Set[Node]) -> bool:
+    """A number, or several, that tell of a tensor, or what was computed from such."""
+    if node.op == "call_method" and node.target in ("size", "dim", "numel", "ndimension"):
+        return True
+    if node.target is builtins.getattr:
+        return node.args[1] in ("shape", "ndim")
+    return bool(node.all_input_nodes) and all(source in sizes for source in node.all_input_nodes)
 
 
 def _given(node: Node) -> dict[str, Any]:
@@ -143,12 +195,12 @@ def _part(node: Node, modules: Modules) -> None:
         given = {**_given(node), "inplace": False}
         node.args, node.kwargs = (given.pop(next(iter(given))),), given
     else:
-        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))[:-1]
-        places = (Tensor,) if node.op == "call_method" else (F, torch)
-        found = next((getattr(place, name) for place in places if hasattr(place, name)), None)
-        if found is None:
+        name, method = _name(node)[:-1], node.op == "call_method"
+        found = [getattr(place, name, None) for place in ((Tensor,) if method else (F, torch))]
+        known = next((one for one in found if callable(one)), None)
+        if known is None:
             raise SparsityError(f"torch.fx does not follow {name}_: use the plain network")
-        node.target = name if node.op == "call_method" else found
+        node.target = name if method else known
 
 
 def _fold(graph: GraphModule) -> None:

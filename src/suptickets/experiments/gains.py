@@ -141,13 +141,14 @@ def gain(found: Sequence[Pair], name: str) -> Gain:
 
 def _over_seeds(found: Iterable[Pair], name: str) -> float | None:
     """Of the seeds, two or more, that cover the most pairs of cells which have them all: their means."""
-    cells = [{pair.seed: pair.difference(name) for pair in own} for own in by_cell(found).values()]
+    cells = [{pair.seed: pair for pair in own} for own in by_cell(found).values()]
     several = [own.keys() for own in cells if len(own) > 1]
     if not several:
         return None
     seeds = max(several, key=lambda seeds: len(seeds) * sum(seeds <= own.keys() for own in cells))
-    means = [mean(own[seed] for own in cells if seeds <= own.keys()) for seed in sorted(seeds)]
-    return paired_t(means, [0.0] * len(means)).p
+    of_seeds = [_sides([own[seed] for own in cells if seeds <= own.keys()]) for seed in sorted(seeds)]
+    without, boosted = ([mean(float(s[name]) for s in both[side]) for both in of_seeds] for side in (0, 1))
+    return paired_t(boosted, without).p
 
 
 def _sides(found: Sequence[Pair]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:

@@ -12,15 +12,11 @@ from suptickets.data import Data, load_data
 from suptickets.deploy import save_compact, save_onnx
 from suptickets.errors import SparsityError, choice
 from suptickets.training import saved
-from suptickets.training.folder import save_tensors, to_json, write
+from suptickets.training.folder import EXPORTED, save_tensors, to_json, write
 from suptickets.training.price import SIZES, images
 from suptickets.training.saved import Saved
 
-FORMATS = {
-    "dense": ".dense.safetensors",
-    "compact": ".compact.safetensors",
-    "onnx": ".onnx",
-}
+FORMATS = dict(zip(("dense", "compact", "onnx"), EXPORTED, strict=True))
 
 
 def export(

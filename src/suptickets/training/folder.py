@@ -31,6 +31,7 @@ from suptickets.errors import SparsityError, reason
 from suptickets.training.settings import Settings, build, read_config, read_mapping
 
 SCORES = ("accuracy", "nll", "ece")
+EXPORTED = (".dense.safetensors", ".compact.safetensors", ".onnx")  # endings of what `export` writes
 PATIENCE = 8.0  # seconds to wait for another process to leave a folder
 # What a summary must have to be shown as the result of a run.
 SHOWN = {"booster", "tickets", "start", "superposed", "ensemble", "sparsity", "explored", "train_flops_ratio"}
@@ -152,7 +153,8 @@ class RunFolder:
 
     def _forget(self) -> None:
         own = (self.summary, self.checkpoint, self.metrics, self.config, self.report)
-        tickets = (*self.path.glob("ticket.*"), *self.path.glob("tickets/ticket-*"))  # exported ones too
+        exported = [self.path / f"ticket{ending}" for ending in EXPORTED]
+        tickets = (self.ticket, *exported, *self.path.glob("tickets/ticket-*.safetensors"))
         for path in (*own, *tickets):
             path.unlink(missing_ok=True)
 

@@ -60,6 +60,7 @@ def train(
         processes.first(lambda: stack.enter_context(folder.held()))
         done = processes.first(look)  # another process may have trained there meanwhile
         if done is not None:
+            progress.say(f"{folder.path} is done already, by another process")
             return done
         processes.first(lambda: folder.begin(settings, force=force))
         log = open_logger(settings if processes.main else replace(settings, log="none"), folder.path)
