@@ -218,6 +218,8 @@ def test_a_damaged_config(capsys, tmp_path: Path, text: str, says: str) -> None:
         line = fails(capsys, *arguments)
         assert says in line and "config.json" in line and "delete it" in line and "__init__" not in line
     (run / "config.json").unlink()
+    line = fails(capsys, *SHORT, "--lr", 0.02, "--out", run)
+    assert "holds a run with other settings (lr" in line
     assert main([*map(str, SHORT), "--out", str(run)]) == 0
     assert "is done already" in capsys.readouterr().err
 

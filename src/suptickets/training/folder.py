@@ -93,7 +93,7 @@ class RunFolder:
         """
         if force:
             return None
-        old = self.settings()
+        old = self.settings() or self._trained_with()
         if old is not None and moved:
             old = replace(old, data_dir=settings.data_dir)
         differences = [] if old is None else settings.differences(old)
@@ -114,6 +114,13 @@ class RunFolder:
                 "with --force"
             )
         return {**summary, "run": str(self.path)} if done else None  # it may have been moved
+
+    def _trained_with(self) -> Settings | None:
+        """What the network says of its settings, where the config is gone."""
+        wrong = (OSError, SafetensorError, ValueError, TypeError, KeyError, SparsityError)
+        with suppress(*wrong), safe_open(self.ticket, "pt") as file:
+            return settings_from(json.loads(file.metadata()["suptickets"])["settings"], self.ticket)
+        return None
 
     @contextmanager
     def held(self) -> Iterator[None]:
