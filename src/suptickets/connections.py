@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from suptickets.errors import SparsityError
-from suptickets.layout import at_once, few, marks, sent
+from suptickets.layout import at_once, few, marks, place_of, sent
 from suptickets.weight import POSITIONS
 
 
@@ -62,7 +62,7 @@ class Ticket:
         first: dict[Any, str] = {}
         sparse, aliases = {}, {}
         for key in layers:
-            place = _place(key, state[key])
+            place = place_of(key, state[key])
             if first.setdefault(place, key) != key:
                 aliases[key] = first[place]
                 continue
@@ -71,7 +71,7 @@ class Ticket:
             sparse[key] = Connections(rows, flat[rows])
         dense = {key: value for key, value in state.items() if key not in sparse and key not in aliases}
         for key, value in dense.items():
-            other = first.get(_place(key, value))
+            other = first.get(place_of(key, value))
             if other is not None:
                 raise SparsityError(f"{key} and {other} are one tensor: name both in layers, or neither")
         return Ticket({key: state[key].shape for key in sparse}, sparse, dense, aliases)
@@ -190,13 +190,6 @@ def alike(ticket: Ticket) -> list[list[str]]:
         for (device, _), keys in kinds.items()
         for part in few(keys, [counts[key] for key in keys], at_once(device))
     ]
-
-
-def _place(key: str, value: Any) -> Any:
-    """The same for names of one tensor."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return key
-    return value.data_ptr() or key, value.device, value.dtype, value.shape, value.stride()
 
 
 def is_number(value: Any) -> TypeGuard[Tensor]:

@@ -106,3 +106,10 @@ def in_order(places: Tensor, size: int) -> bool:
     if not len(places):
         return True
     return bool(places[0] >= 0 and places[-1] < size and (places[1:] > places[:-1]).all())
+
+
+def place_of(name: str, value: Any) -> Any:
+    """What two names of one tensor, tied weights, have in common; of what has no such place, the name."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return name
+    return value.data_ptr() or name, value.device, value.dtype, value.shape, value.stride()

@@ -146,28 +146,20 @@ class SparseNetwork:
         self._check_counts(kept, final)
         pruning = prune_criterion(prune or self.method.prune)
         growing = grow_criterion(grow or self.method.grow)
-        prunes = any(kept[name] < self.weights[name].nonzero for name in kept)
-        grows = any(final[name] > kept[name] for name in kept)
-        needed = (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)
-        if needed and not self.gradients_ready():
+        changes = [Change(self.weights[name], kept[name], final[name]) for name in kept]
+        changes = [c for c in changes if not c.kept == c.final == c.weight.nonzero]
+        needing = [c for c in changes if _by_gradient(c, pruning, growing)]
+        if needing and not self.gradients_ready():
             return False
         if self.step and self.ranks.apart:
             self.warn(APART)
-        changes = [Change(self.weights[name], kept[name], final[name]) for name in kept]
-        changes = [c for c in changes if not c.kept == c.final == c.weight.nonzero]
-        left = [c for c in changes if self._lacks(c, pruning, growing)]
+        left = [c for c in needing if c.weight.gradient is None]  # the step did not use these layers
+        if growing.name == "momentum" and self.method.observes:
+            left += [c for c in changes if c.final > c.kept and c.weight.momentum is None]
         if any(c.final != c.weight.nonzero for c in left):
             return self._skip("layers whose counts were to change have no gradient")
         rewire([c for c in changes if c not in left], pruning, growing, self.generator, self.state)
         return True
-
-    def _lacks(self, change: Change, pruning: Criterion, growing: Criterion) -> bool:
-        """Whether a criterion would score a layer by what there is not: the step did not use the layer."""
-        weight, prunes = change.weight, change.kept < change.weight.nonzero
-        grows = change.final > change.kept
-        needed = (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)
-        momentum = grows and growing.name == "momentum" and self.method.observes
-        return (needed and weight.gradient is None) or (momentum and weight.momentum is None)
 
     def _check_counts(self, kept: Mapping[str, int], final: Mapping[str, int]) -> None:
         if not isinstance(kept, Mapping) or not isinstance(final, Mapping):
@@ -398,3 +390,9 @@ class SparseNetwork:
             yield "no optimizer is attached: call network.attach(optimizer)"
         if not self.ranks.agree():
             yield "the ranks hold different connections or values"
+
+
+def _by_gradient(change: Change, pruning: Criterion, growing: Criterion) -> bool:
+    """Whether a criterion scores the layer by the gradient of all positions."""
+    prunes, grows = change.kept < change.weight.nonzero, change.final > change.kept
+    return (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)

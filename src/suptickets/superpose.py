@@ -121,8 +121,9 @@ class Superposition:
         for key, mean in zip(places, means, strict=True):
             mine, theirs = average.dense[key], ticket.dense[key].to(average.dense[key])
             found = mean.square() if _is_variance(key, mean) else mean
-            equal = mine == theirs if mean.layout is torch.strided else None  # of others nobody can tell
-            average.dense[key] = found if equal is None else torch.where(equal, mine, found)
+            if mean.layout is torch.strided:  # others cannot be compared
+                found = torch.where(mine == theirs, mine, found)
+            average.dense[key] = found
 
     def _merge(self, old: Joined, new: Joined) -> Joined:
         """The average over the union of their positions."""
@@ -186,7 +187,7 @@ def _mean(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
     return torch.where(old == new, old, old * (1 - weight) + new * weight)
 
 
-def unpacked(packed: Mapping[str, Any], device: torch.device, *, deviations: bool) -> Ticket:
+def average_of(packed: Mapping[str, Any], device: torch.device, *, deviations: bool) -> Ticket:
     """The average of a state; those of older states have `deviations` where variances are."""
     average = Ticket.unpack(packed).to(device).wide()
     for key, value in average.dense.items() if deviations else ():

@@ -22,7 +22,7 @@ from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
 from suptickets.saved import check_saved, keys, load, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
-from suptickets.superpose import Superposition, unpacked
+from suptickets.superpose import Superposition, average_of
 
 Pair = tuple[str | Criterion, str | Criterion]
 Criteria = Pair | Sequence[Pair] | None
@@ -353,7 +353,7 @@ class SupTickets:
             raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
         device, older = next(self.network.model.parameters()).device, "variances" not in state
         packed = state["average"]
-        self.superposition.average = None if packed is None else unpacked(packed, device, deviations=older)
+        self.superposition.average = None if packed is None else average_of(packed, device, deviations=older)
         self.superposition.types = self._taken().types()
         self.superposition.total = state["total"]
         self.superposition.targets = dict(state["targets"])

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from suptickets.errors import SparsityError, reason
-from suptickets.layout import in_order
+from suptickets.layout import in_order, place_of
 
 PACKED, TIED = "packed", "tied"  # in the metadata
 WHERE = "/where"
@@ -45,9 +45,9 @@ def save_compact(
     for name, tensor in held.items():
         if not isinstance(tensor, Tensor):
             raise SparsityError(f"{name} is no tensor, and a compact file has nothing else: leave it out")
-        place = tensor.data_ptr() or name, tensor.device, tensor.dtype, tensor.shape, tensor.stride()
-        if places.setdefault(place, name) != name:
-            tied[name] = places[place]
+        first = places.setdefault(place_of(name, tensor), name)
+        if first != name:
+            tied[name] = first
             continue
         packed = _packed(tensor.detach().cpu())
         if packed is None:
