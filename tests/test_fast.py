@@ -325,6 +325,13 @@ def test_a_run_like_one_before_compiles_nothing(compiled: Counter[str]) -> None:
     assert compiled["unique_graphs"] == 2
 
 
+def test_explorations_compile_nothing(compiled: Counter[str]) -> None:
+    """Steps that collect the gradient of all positions run the code of those that do not."""
+    for _ in go(built := trainer(), FastStep(built, compile=True)):
+        pass
+    assert compiled["unique_graphs"] == 1
+
+
 def test_the_compiler_never_gives_up(compiled: Counter[str]) -> None:
     """It falls back to eager steps, in silence, when it has compiled one function for too many kinds."""
     for smoothing in range(12):

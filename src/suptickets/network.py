@@ -250,7 +250,7 @@ class SparseNetwork:
             self._told = told_unattached(self.model)
         if dist.is_available() and dist.is_initialized():
             self.ranks.meet(self.generator, self.step)
-        if self.collection.wanted and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self.collection.wanted:  # in this order: no guard
             self.collection.join()
 
     # ---- steps of the optimizer ----
