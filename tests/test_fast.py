@@ -7,7 +7,8 @@ import copy
 import gc
 import json
 import statistics
-import threading
+import subprocess
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from suptickets.methods import METHODS
 from suptickets.models import build_model
 from suptickets.training import fast as fast_step
 from suptickets.training import loop
-from suptickets.training.fast import FastStep, inductor_options, load_compiler
+from suptickets.training.fast import FastStep, inductor_options
 from suptickets.training.feed import Resident, Sent
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.loop import Trainer
@@ -339,22 +340,32 @@ def test_the_compiler_never_gives_up(compiled: Counter[str]) -> None:
         assert compiled["unique_graphs"] == smoothing + 1
 
 
+LOADED_ASIDE = """
+import sys, threading
+import torch
+from suptickets.training.fast import load_compiler
+
+torch.manual_seed(5)
+assert "torch._inductor.compile_fx" not in sys.modules
+before = set(threading.enumerate())
+load_compiler()
+(thread,) = set(threading.enumerate()) - before
+draws = 0
+while thread.is_alive() or not draws:
+    draws += 1
+    torch.rand(1)
+assert "torch._inductor.compile_fx" in sys.modules
+expected = torch.Generator().manual_seed(5)
+for _ in range(draws):
+    torch.rand(1, generator=expected)
+assert torch.equal(torch.get_rng_state(), expected.get_state())
+"""
+
+
 @pytest.mark.slow
 def test_a_compiler_that_is_loaded_aside_leaves_the_random_state_alone() -> None:
-    """Weights are drawn meanwhile, and what dropout draws from is seeded."""
-    torch.manual_seed(5)
-    before = set(threading.enumerate())
-    load_compiler()
-    (thread,) = set(threading.enumerate()) - before
-    draws = 1
-    torch.rand(1)
-    while thread.is_alive():
-        draws += 1
-        torch.rand(1)
-    expected = torch.Generator().manual_seed(5)
-    for _ in range(draws):
-        torch.rand(1, generator=expected)
-    assert torch.equal(torch.get_rng_state(), expected.get_state())
+    """Weights are drawn meanwhile, and what dropout draws from is seeded (a new process: it has no compiler yet)."""
+    subprocess.run([sys.executable, "-c", LOADED_ASIDE], check=True, timeout=100)
 
 
 def test_who_goes_which_way(monkeypatch: pytest.MonkeyPatch) -> None:

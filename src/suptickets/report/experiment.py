@@ -218,7 +218,7 @@ def _differences(cells: Sequence[CellResult]) -> list[Plot]:
 
 
 def _difference(file: str, where: str, cells: Sequence[CellResult]) -> Plot:
-    names, _ = telling([(*cell.row(), *cell.column()) for cell in cells])
+    names, _ = telling([(*cell.row(), *cell.column()[1:]) for cell in cells])  # their data are in the title
     widest = 1.2 * max(1.0, *(abs(cell.deviations or 0.0) for cell in cells))
 
     def draw(chart: Chart) -> None:
