@@ -364,7 +364,7 @@ assert torch.equal(torch.get_rng_state(), expected.get_state())
 
 @pytest.mark.slow
 def test_a_compiler_that_is_loaded_aside_leaves_the_random_state_alone() -> None:
-    """Weights are drawn meanwhile, and what dropout draws from is seeded (a new process: it has no compiler yet)."""
+    """Weights are drawn meanwhile, and what dropout draws from is seeded. (A new process has none loaded.)"""
     subprocess.run([sys.executable, "-c", LOADED_ASIDE], check=True, timeout=100)
 
 
