@@ -1,10 +1,15 @@
 """Small things that several tests share: models, data, loops, and slow but obvious computations."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import suptickets as st
 
 # ---- models and data ----
 
@@ -184,3 +189,16 @@ def same_state(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models have the same names and values, to the bit."""
     a, b = one.state_dict(), other.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# ---- bad input ----
+
+
+@contextmanager
+def refused(*fragments: str) -> Iterator[None]:
+    """A `SparsityError` of one line that contains all fragments."""
+    with pytest.raises(st.SparsityError) as raised:
+        yield
+    message = str(raised.value)
+    assert "\n" not in message
+    assert all(fragment in message for fragment in fragments), message

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from helpers import refused
 from hypothesis import given
 from hypothesis import strategies as some
 from safetensors.torch import save_file
@@ -614,24 +615,6 @@ def test_asking_for_the_result_in_between_changes_nothing():
 
 
 # ---- bad input ----
-
-
-class refused:
-    """A `SparsityError` of one line that contains all fragments."""
-
-    def __init__(self, *fragments):
-        self.fragments = fragments
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, trace):
-        assert kind is not None, "nothing was raised"
-        if not issubclass(kind, st.SparsityError):
-            return False
-        assert "\n" not in str(error)
-        assert all(fragment in str(error) for fragment in self.fragments), str(error)
-        return True
 
 
 @pytest.mark.parametrize("empty", [[], (), iter([])])

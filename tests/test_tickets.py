@@ -14,6 +14,7 @@ import pytest
 import tickets_worker
 import torch
 import torch.nn.functional as F
+from helpers import refused
 from hypothesis import given
 from hypothesis import strategies as some
 from torch import nn
@@ -1117,24 +1118,6 @@ def test_a_state_loaded_to_the_cpu_goes_on_on_the_gpu(rule):
 
 
 # ---- bad input ----
-
-
-class refused:
-    """A `SparsityError` of one line that contains all fragments."""
-
-    def __init__(self, *fragments):
-        self.fragments = fragments
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, trace):
-        assert kind is not None, "nothing was raised"
-        if not issubclass(kind, st.SparsityError):
-            return False
-        assert "\n" not in str(error)
-        assert all(fragment in str(error) for fragment in self.fragments), str(error)
-        return True
 
 
 def sparse(method="rigl", model=None):
