@@ -199,6 +199,29 @@ def test_groups_keep_their_proportions_when_a_scheduler_has_brought_them_near_ze
         assert rates == pytest.approx([rate, rate / 2], rel=1e-12)
 
 
+def test_proportions_are_those_of_the_optimizer_that_is_attached():
+    training = Training(groups=2).run(8)
+    first, second = (group["params"] for group in training.optimizer.param_groups)
+    other = torch.optim.Adam([{"params": first, "lr": 0.1}, {"params": second, "lr": 0.4}], lr=0.1)
+    training.network.attach(other)
+    seen = []
+    other.register_step_pre_hook(lambda *_: seen.append([group["lr"] for group in other.param_groups]))
+    training.backward()
+    other.step()
+    rate = equation_3(3, 4, LOW, HIGH)
+    assert seen == [pytest.approx([rate, 4 * rate], rel=1e-12)]
+    assert [group["lr"] for group in other.param_groups] == [0.1, 0.4]
+
+
+def test_what_grows_in_a_cycle_begins_with_the_rate_of_the_cycle():
+    """Rprop's steps begin at the learning rate."""
+    training = Training("set", kind=torch.optim.Rprop).run(7)
+    sizes = [training.optimizer.state[w.values]["step_size"] for w in training.network.weights.values()]
+    grown = torch.cat([size[size == training.rates[6][0]] for size in sizes])
+    assert training.tickets.explored == [7] and len(grown) > 20
+    assert training.optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_swa_is_a_saw_tooth_collected_at_its_end():
     training = Training(schedule="swa").run()
     teeth = [HIGH - (HIGH - LOW) * i / 4 for i in (1, 2, 3, 4)]
@@ -913,6 +936,14 @@ def test_going_on_with_every_setting(name, stop):
     assert_equal(outcome(*resumed(stop, ORDERS[0], **SETTINGS[name])), uninterrupted(name))
 
 
+def test_tickets_of_another_schedule_are_refused():
+    state = Training(schedule="fge").run(13).tickets.state_dict()
+    with refused("other SupTickets", "schedule: fge -> triangle"):
+        Training().tickets.load_state_dict(state)
+    del state["settings"]["schedule"]  # older states do not say
+    Training().tickets.load_state_dict(state)
+
+
 def test_a_state_may_be_loaded_twice_and_shares_nothing():
     training = Training(rule="caa", keep=True).run(10)
     state = training.tickets.state_dict()
@@ -1144,6 +1175,14 @@ def test_steps_that_were_made_are_not_left():
         st.SupTickets(training.network, 18, 4, 3, (LOW, HIGH))
     with refused("at most 0 do"):
         st.SupTickets(training.network, 5, 4, 1, (LOW, HIGH))
+
+
+@pytest.mark.parametrize("method", [st.GraNet(0.5), st.GMP(0.0)])
+def test_a_method_that_begins_at_its_target_has_reached_it(method):
+    model = build_model()
+    network = st.sparsify(model, method, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert network.sparsity == method.sparsity
+    assert st.SupTickets(network, 20, 4, 3, (LOW, HIGH)).start == 8
 
 
 @pytest.mark.parametrize("method", ["granet", "gmp"])

@@ -305,8 +305,6 @@ class SparseNetwork:
             self.booster.put_back()
 
     def _end(self) -> None:
-        if self.booster is not None:
-            self.booster.put_back()
         self.step += 1
         try:
             self.method.observe(self)
@@ -315,6 +313,8 @@ class SparseNetwork:
             if self.booster is not None:
                 self.booster.after_step()
         finally:
+            if self.booster is not None:
+                self.booster.put_back()  # not before: the state of what has grown may depend on the rate
             self.prepare()
 
     # ---- copies, files, checks ----

@@ -6,6 +6,7 @@ optimizer: one step on a stand-in parameter whose values and gradients are zero.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections import OrderedDict, defaultdict
@@ -182,7 +183,8 @@ def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
         "_optimizer_step_pre_hooks": OrderedDict(),
         "_optimizer_step_post_hooks": OrderedDict(),
     }
-    twin.__dict__.update({**optimizer.__dict__, **hooks, "state": state, "param_groups": [group]})
+    own = {k: copy.copy(v) if isinstance(v, dict | list | set) else v for k, v in vars(optimizer).items()}
+    twin.__dict__.update({**own, **hooks, "state": state, "param_groups": [group]})
     twin.__dict__.pop("step", None)  # schedulers wrap the method on the instance
     return twin
 

@@ -7,6 +7,7 @@ tells): the rates that are saved are the user's.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -31,15 +32,18 @@ class Rates:
     def __init__(self) -> None:
         """The groups of the optimizer keep their `proportions` to the first that learns."""
         self.proportions: list[float] | None = None
+        self._whose: weakref.ref[Optimizer] | None = None  # not known of those that were loaded
 
     def put(self, optimizer: Optimizer, rate: float) -> None:
         """Rates of a cycle, `rate` for the first group."""
         self.put_back(optimizer)  # of a step that was broken off
         groups = optimizer.param_groups
-        if self.proportions is None or len(self.proportions) != len(groups):
+        other = self._whose is not None and self._whose() is not optimizer
+        if self.proportions is None or len(self.proportions) != len(groups) or other:
             own = [float(group.get("initial_lr", group["lr"])) for group in groups]
             reference = next((rate for rate in own if rate), None)
             self.proportions = [1.0 if reference is None else rate / reference for rate in own]
+        self._whose = weakref.ref(optimizer)
         if optimizer not in _HOOKED:
             _HOOKED.add(optimizer)
             optimizer.register_state_dict_post_hook(_saved)

@@ -98,7 +98,7 @@ class SupTickets:
         self.batch_norm = choice("batch_norm", batch_norm, ("average", "recompute"))
         self.explore_at = choice("explore_at", explore_at, ("start", "end"))
         self.include_start = include_start
-        self.cycle = _cycle(schedule)
+        self.schedule, self.cycle = schedule if isinstance(schedule, str) else "own", _cycle(schedule)
         self.criteria = _criteria(criteria, cycles)
         self.keep = keep
         self.explored: list[int] = []
@@ -338,7 +338,7 @@ class SupTickets:
 
     def _settings(self) -> dict[str, Any]:
         """What must be the same to go on."""
-        names = ("total_steps", "cycle_steps", "cycles", "explore_at", "include_start", "keep")
+        names = ("total_steps", "cycle_steps", "cycles", "schedule", "explore_at", "include_start", "keep")
         averaging = ("rule", "beta", "prune", "prune_when")
         return {n: getattr(self, n) for n in names} | {n: getattr(self.superposition, n) for n in averaging}
 
@@ -348,7 +348,7 @@ class SupTickets:
         if not isinstance(state, Mapping) or not parts <= set(state):
             raise SparsityError("this is not the state of SupTickets: save tickets.state_dict()")
         ours, theirs = self._settings(), state["settings"]
-        differing = [f"{k}: {theirs.get(k)} -> {own}" for k, own in ours.items() if own != theirs.get(k)]
+        differing = [f"{k}: {theirs[k]} -> {own}" for k, own in ours.items() if own != theirs.get(k, own)]
         if differing:
             raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
         device, older = next(self.network.model.parameters()).device, "variances" not in state

@@ -48,12 +48,12 @@ class GraNet(Dynamic):
 
     @property
     def ready(self) -> int:
-        """The first update at or after the end of the schedule."""
-        return -(-self.prune_end // self.interval) * self.interval
+        """The first update at or after the end of the schedule; 0 for who begins at the target."""
+        return -(-self.prune_end // self.interval) * self.interval if self.sparsity > self.initial else 0
 
     def begin(self, network: SparseNetwork) -> None:
         """`initial_sparsity`, at random; refuse a target that leaves a layer nothing, or is never reached."""
-        if self.total_steps is not None and self.ready > self.total_steps and self.sparsity > self.initial:
+        if self.total_steps is not None and self.ready > self.total_steps:
             raise SparsityError(
                 f"{self.name} reaches its sparsity after {self.ready} steps (prune_end, at a multiple of the "
                 f"interval), and the training has {self.total_steps}: set a smaller prune_end or interval"
@@ -73,10 +73,11 @@ class GraNet(Dynamic):
         return step >= self.prune_start and (super().due(step) or pruning)
 
     def update(self, network: SparseNetwork, step: int) -> None:
-        """Prune to the schedule, then explore."""
+        """Prune to the schedule, then explore, but for the last step of all."""
         if self.due(step):
             self._prune(network, step)
-            self._explore(network, step)
+            if step != self.total_steps:
+                self._explore(network, step)
 
     def _prune(self, network: SparseNetwork, step: int) -> None:
         sparsity = cubic(step, self.prune_start, self.prune_end, self.initial_sparsity, self.sparsity)
