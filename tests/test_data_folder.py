@@ -257,4 +257,7 @@ def test_workers_fill_pinned_memory_for_a_gpu(tmp_path, monkeypatch, device):
     monkeypatch.setattr(folder, "Normalise", lambda *_: None)
     for batches in (data.train_batches(4, 0, 0, device=device), data.test_batches(4, device=device)):
         assert list(batches) == []
-    assert [(o["num_workers"], o["pin_memory"]) for o in asked] == [(3, device == "cuda")] * 2
+    assert [o["pin_memory"] for o in asked] == [device == "cuda"] * 2
+    assert [o["num_workers"] for o in asked] == [min(3, len(o["batch_sampler"])) for o in asked]
+    with pytest.raises(SparsityError, match="from 0 to 1024, not 1000000"):
+        load_data("folder", tmp_path / "images", workers=1_000_000)

@@ -269,7 +269,8 @@ def test_every_experiment_has_every_cell_of_the_paper(where, store, name):
     for cell, one in zip(EXPERIMENTS[name].table, found["cells"], strict=True):
         assert one["settings"].items() >= {"data": cell.data, "sparsity": cell.sparsity}.items()
         assert one["measure"] == cell.measure
-        assert one["paper"] == (cell.paper and {"mean": cell.paper.mean, "deviation": cell.paper.deviation})
+        paper = cell.paper and (cell.paper.mean, cell.paper.deviation, cell.printed)
+        assert (one["paper"] and tuple(one["paper"].values())) == paper
         several = cell.of == "seeds" or cell.measure == "learning_rate"
         assert (one["ours"] is None) == several, one
         assert several or one["ours"]["runs"] == (0 if cell.of == "model" else 1)
@@ -382,6 +383,9 @@ def test_missing_data_are_told_and_the_rest_is_done(tmp_path, where, capsys):
     assert done == {"cifar10": True, "cifar100": False}
     with pytest.raises(SparsityError, match=r"^without cifar100: [^\n]+$"):
         run("vgg16", tmp_path / "data", tmp_path / "r", "method=rigl,sparsity=0.9,data=cifar100")
+    with pytest.raises(SparsityError, match=r"^without cifar100: [^\n]+$"):
+        run("vgg16", tmp_path / "no", tmp_path / "other", "method=rigl,sparsity=0.9")
+    assert "without cifar10: " in capsys.readouterr().err  # all are named
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, where):

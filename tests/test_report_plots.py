@@ -201,6 +201,22 @@ def test_a_file_for_a_paper_has_no_invisible_points(tmp_path):
     assert "tip-0" not in [element.get("id") for element in root.iter()]
 
 
+def test_a_file_says_what_its_marks_mean(tmp_path):
+    """Beneath axes of the same size; long texts take several lines, none of which is cut off."""
+    sizes, text = [], "Diamond: the final network; dot: the mean of its tickets; " * 3
+    for said in ("", text):
+        with drawn(
+            Plot("plot", "", lambda chart: chart.line([0, 1], [0, 1], SERIES[0]), height=200)
+        ) as chart:
+            chart.save(tmp_path / "plot.svg", "svg", "title", said)
+            sizes.append(chart.axes.bbox.height)
+            frame, words = chart.figure.bbox, [w for w in chart.figure.texts if w.get_text()]
+            assert all(frame.contains(*point) for w in words for point in w.get_window_extent().corners())
+    assert sizes[1] == pytest.approx(sizes[0], abs=8)
+    shown = " ".join(e.text or "" for e in ElementTree.parse(tmp_path / "plot.svg").getroot().iter())
+    assert text.strip() in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_words_have_a_halo_and_are_text(tmp_path, kind):
     def draw(chart):

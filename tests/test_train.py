@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,25 @@ def test_a_run_with_a_holdout_never_looks_at_the_test_data(capsys, cifar, tmp_pa
     assert "--holdout 0.3" in result["command"]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["holdout"] == 0.3
     assert run(capsys, "evaluate", tmp_path / "run", "--data-dir", cifar)["accuracy"] * 6 % 1 == 0
+
+
+def test_data_are_found_from_anywhere(capsys, cifar: Path, tmp_path: Path, monkeypatch) -> None:
+    """Their place is written down in full, `~` and all; if they have moved, `--resume --data-dir` says so."""
+    (tmp_path / "first").mkdir()
+    shutil.copytree(cifar, tmp_path / "first" / "images")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    places = {tmp_path / "first": Path("images"), Path("/"): Path("~/first/images")}
+    for number, (here, place) in enumerate(places.items()):
+        monkeypatch.chdir(here)
+        result = small(capsys, place, tmp_path / f"run{number}")
+        config = json.loads((tmp_path / f"run{number}" / "config.json").read_text())
+        assert config["data_dir"] == str(tmp_path / "first" / "images")
+        monkeypatch.chdir(tmp_path)
+        assert run(capsys, "evaluate", f"run{number}")["nll"] == pytest.approx(result["nll"], abs=1e-6)
+    (tmp_path / "first").rename(tmp_path / "second")
+    assert main(["evaluate", "run0"]) == 2
+    assert run(capsys, "train", "--resume", "run0", "--data-dir", "second/images")["nll"] == result["nll"]
+    assert run(capsys, "evaluate", "run0")["nll"] == pytest.approx(result["nll"], abs=1e-6)
 
 
 def test_a_holdout_is_said(capsys, cifar, tmp_path):

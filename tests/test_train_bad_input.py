@@ -222,6 +222,12 @@ def test_a_damaged_config(capsys, tmp_path: Path, text: str, says: str) -> None:
     assert "holds a run with other settings (lr" in line
     assert main([*map(str, SHORT), "--out", str(run)]) == 0
     assert "is done already" in capsys.readouterr().err
+    for file in ("ticket.safetensors", "summary.json"):
+        (run / file).unlink()  # as if it had been stopped before its end
+    line = fails(capsys, *SHORT, "--lr", 0.02, "--out", run)
+    assert "holds a run with other settings (lr" in line and not (run / "config.json").exists()
+    assert main([*map(str, SHORT), "--out", str(run)]) == 0
+    assert (run / "config.json").exists()
 
 
 def test_damaged_lines_of_metrics_are_dropped(capsys, tmp_path: Path) -> None:

@@ -50,8 +50,6 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         if folder.settings() is None:
             raise SparsityError(f"{out} holds no run to resume: it has no config.json")
         config = folder.config
-        if "data_dir" in given:
-            given["data_dir"] = os.path.abspath(given["data_dir"])
     settings = resolve(given, config)
     if arguments.seeds < 1:
         raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import Any
@@ -78,7 +79,9 @@ class Run:
         given = {"data": "cifar100", "model": model, "method": method, "sparsity": options.sparsity}
         calm = {"lr": 0.001, "interval": NEVER}  # on noise, a higher rate may end in infinite losses
         processes = connect(str(options.device))
-        self.parts = Parts(resolve({**given, **calm, **settings}), data, processes)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* it does not explore before them")  # it is not to
+            self.parts = Parts(resolve({**given, **calm, **settings}), data, processes)
         self.network, self.options = self.parts.network, options
         self.stepper = FastStep(self.parts, compile=compile) if fast else PlainStep(self.parts)
         self.masks: list[Tensor] = []

@@ -17,6 +17,8 @@ from suptickets.data.folder import FolderData, load_folder
 from suptickets.data.order import EpochPlan
 from suptickets.errors import SparsityError, unknown
 
+WORKERS = 1024  # the most processes that are taken for meant
+
 
 @dataclass(frozen=True)
 class DataEntry:
@@ -59,8 +61,8 @@ def load_data(
     """
     if name not in DATA:
         raise unknown("data", name, DATA)
-    if workers is not None and workers < 0:
-        raise SparsityError(f"the number of workers must be at least 0, not {workers}")
+    if workers is not None and not 0 <= workers <= WORKERS:
+        raise SparsityError(f"the number of workers must be from 0 to {WORKERS}, not {workers}")
     data = _loaded(name, None if data_dir is None else Path(data_dir).expanduser())
     if isinstance(data, FolderData) and workers is not None:
         data = replace(data, workers=workers)

@@ -146,7 +146,7 @@ class FolderData:
             images,
             batch_sampler=batches,
             collate_fn=_collate,
-            num_workers=self.workers,
+            num_workers=min(self.workers, len(batches)),
             pin_memory=torch.device(device).type == "cuda",
             generator=torch.Generator(),
             worker_init_fn=_undisturbed,

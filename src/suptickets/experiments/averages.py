@@ -150,7 +150,8 @@ def _evaluated(paths: Sequence[Path], settings: Settings) -> Measures:
 
 def located(settings: Settings, data_dir: str | None) -> Settings:
     """With the folder of its data; ImageNet may lie beside others, in `imagenet`."""
-    beside = None if data_dir is None else Path(data_dir).expanduser() / "imagenet"
-    if settings.data == "imagenet" and beside is not None and beside.is_dir():
-        return replace(settings, data_dir=str(beside))
-    return replace(settings, data_dir=data_dir)
+    if data_dir is None:
+        return replace(settings, data_dir=None)
+    place = Path(data_dir).expanduser().absolute()
+    beside = settings.data == "imagenet" and (place / "imagenet").is_dir()
+    return replace(settings, data_dir=str(place / "imagenet" if beside else place))

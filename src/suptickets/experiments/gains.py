@@ -38,7 +38,7 @@ BOTH = ("none", "sup-tickets")
 TEXT = (
     "Differences are those with Sup-tickets minus those without: of accuracy more is better, else less. "
     "Permutation and Wilcoxon tests take pairs as independent, which those of one seed at several sparsities "
-    "are only in part; the t-test is of the seeds' means over the cells that have them all, and takes the "
+    "are only in part; the t-test is of the means of seeds that all cells have, and takes the "
     "seeds as independent."
 )
 
@@ -140,13 +140,12 @@ def gain(found: Sequence[Pair], name: str) -> Gain:
 
 
 def _over_seeds(found: Iterable[Pair], name: str) -> float | None:
-    """Of the seeds, two or more, that cover the most pairs of cells which have them all: their means."""
+    """Of the seeds that all cells have, if these are two or more: their means."""
     cells = [{pair.seed: pair for pair in own} for own in by_cell(found).values()]
-    several = [own.keys() for own in cells if len(own) > 1]
-    if not several:
+    seeds = set[int]().union(*cells).intersection(*cells)
+    if len(seeds) < 2:
         return None
-    seeds = max(several, key=lambda seeds: len(seeds) * sum(seeds <= own.keys() for own in cells))
-    of_seeds = [_sides([own[seed] for own in cells if seeds <= own.keys()]) for seed in sorted(seeds)]
+    of_seeds = [_sides([own[seed] for own in cells]) for seed in sorted(seeds)]
     without, boosted = ([mean(float(s[name]) for s in both[side]) for both in of_seeds] for side in (0, 1))
     return paired_t(boosted, without).p
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from statistics import mean, pstdev, stdev
 from typing import Any
 
@@ -24,7 +25,7 @@ def table(cells: Iterable[Cell], results: Results, seeds: int | None = None) -> 
 
 def _row(cell: Cell, found: Ours | None) -> dict[str, Any]:
     what = {key: value for key, value in cell.as_dict().items() if key not in ("experiment", "measure")}
-    paper = None if cell.paper is None else {"mean": cell.paper.mean, "deviation": cell.paper.deviation}
+    paper = None if cell.paper is None else {**asdict(cell.paper), "printed": cell.printed}
     return {
         "experiment": cell.experiment,
         "settings": {key: list(value) if isinstance(value, tuple) else value for key, value in what.items()},

@@ -159,10 +159,12 @@ def _data(tasks: Iterable[Task], data_dir: str | None) -> tuple[dict[str, str], 
 
 def _refuse(cells: Iterable[Cell], missing: Mapping[str, str]) -> None:
     """Say what is missing; refuse if no cell is left without it."""
-    if missing and missing.keys() == {cell.data for cell in cells if readings(cell)}:
-        raise SparsityError(next(iter(missing.values())))
-    for line in missing.values():
+    lines = list(missing.values())
+    alone = missing.keys() == {cell.data for cell in cells if readings(cell)}
+    for line in lines[: len(lines) - alone]:
         print_plain(line)
+    if lines and alone:
+        raise SparsityError(lines[-1])
 
 
 def _check_scale(tasks: Iterable[Task], mode: Mode, steps: Mapping[str, int]) -> None:
@@ -214,10 +216,10 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     for name in ("cell", "measure", "paper", "ours", "runs"):
         shown.add_column(name, justify="left" if name in ("cell", "measure") else "right", overflow="fold")
     for cell in result["cells"]:
-        paper, ours, written = cell["paper"] or {}, cell["ours"] or {}, measure(cell["measure"]).bare
+        paper, ours, kind = cell["paper"] or {}, cell["ours"] or {}, measure(cell["measure"])
         what = " ".join(str(value) for value in cell["settings"].values())
-        theirs = written(paper.get("mean"), paper.get("deviation"))
-        own = written(ours.get("mean"), ours.get("sd"))
+        theirs = kind.quoted(paper.get("printed", ""), paper.get("mean"), paper.get("deviation"))
+        own = kind.bare(ours.get("mean"), ours.get("sd"))
         shown.add_row(what, cell["measure"], theirs, own, str(ours.get("runs", "")))
     console.print(shown)
     for line in [*result["notes"], *(f"failed: {line}" for line in result["failed"])]:

@@ -324,7 +324,9 @@ def _shown(cell: Cell, found: Ours | None, mode: Mode, own: Experiment) -> CellR
     if cell.ticket is None and any(other.ticket for other in own.table):
         what["ticket"] = SUPERPOSED
     variation = ", ".join(setting_name(key, value) for key, value in cell.variation)
-    paper = None if cell.paper is None else Paper(cell.paper.mean, cell.paper.deviation, own.seeds)
+    paper = None
+    if cell.paper is not None:
+        paper = Paper(cell.paper.mean, cell.paper.deviation, own.seeds, cell.printed or "")
     return CellResult(
         {key: " ".join(v) if isinstance(v, tuple) else v for key, v in what.items()},
         variation,

@@ -257,8 +257,8 @@ class Compare(Job):
 
 
 def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
-    """Let a run begin where its trunk ended; its metrics are those of the whole way."""
-    branch.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    """Let a run begin where its trunk ended; its metrics are those of the whole way, its settings its own."""
+    branch.begin(settings)
     if trunk.metrics.exists():
         write(branch.metrics, lambda path: shutil.copyfile(trunk.metrics, path))
     write(branch.path / TRUNK, lambda path: path.write_text(json.dumps(trunk.load_summary())))

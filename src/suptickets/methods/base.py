@@ -96,8 +96,8 @@ class Dynamic(Method):
         rate: the share of the connections that an update prunes and grows.
         decay: `constant`, or `cosine`: the rate falls to 0 at the stop (RigL's own schedule).
         total_steps: steps of the whole training; needed for `cosine` and for a `stop` below 1.
-        stop: the fraction of `total_steps` from which on connections stay as they are (not even the last step
-            of all changes them: what it grew would stay untrained).
+        stop: the fraction of `total_steps` after which connections stay as they are. Where the last step of
+            all is a multiple of the interval, what it grows stays untrained unless this is below 1.
     """
 
     changes: ClassVar[bool] = True
@@ -125,12 +125,12 @@ class Dynamic(Method):
 
     @property
     def last(self) -> float:
-        """The step from which on connections stay."""
+        """The step after which connections stay."""
         return float("inf") if self.total_steps is None else self.stop * self.total_steps
 
     def due(self, step: int) -> bool:
         """Whether connections change after this step."""
-        return step % self.interval == 0 and step < self.last
+        return step % self.interval == 0 and step <= self.last
 
     def rate_at(self, step: int) -> float:
         """The share that an update after this step prunes and grows."""

@@ -73,11 +73,10 @@ class GraNet(Dynamic):
         return step >= self.prune_start and (super().due(step) or pruning)
 
     def update(self, network: SparseNetwork, step: int) -> None:
-        """Prune to the schedule, then explore, but for the last step of all."""
+        """Prune to the schedule, then explore."""
         if self.due(step):
             self._prune(network, step)
-            if step != self.total_steps:
-                self._explore(network, step)
+            self._explore(network, step)
 
     def _prune(self, network: SparseNetwork, step: int) -> None:
         sparsity = cubic(step, self.prune_start, self.prune_end, self.initial_sparsity, self.sparsity)

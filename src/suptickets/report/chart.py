@@ -36,6 +36,7 @@ TIPS = 120  # at most so many points of a line have a tooltip
 DASHES = (0, (3, 1.6))
 GAP = 14  # pixels between two names of lines
 AROUND = 70  # pixels of a plot of rows that are not rows
+CAPTION, LINE = 68, 14  # letters of a line beneath a plot, and its pixels
 HALO = 3  # pixels around words, so that no line crosses them; on a page it is that of its style
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -251,10 +252,12 @@ class Chart:
             aside = {"xycoords": "axes fraction", "xytext": (7, 0), "textcoords": "offset points"}
             self.word(name, 1, y, colour, va="center", fontsize=11.5, **aside)
 
-    def save(self, path: Path, kind: str, title: str) -> None:
-        """As a file for a paper, with a title, and the same bytes each time."""
+    def save(self, path: Path, kind: str, title: str, text: str = "") -> None:
+        """As a file for a paper, with a title, what its marks mean, and the same bytes each time."""
         for points in self.hidden:
             points.set_visible(False)
+        if text:
+            self._caption(text)
         heading = self.axes.set_title(shortened(title, 50), pad=20 if self.crowned else None)
         self._lay_out()
         beyond = heading.get_window_extent().x1 - 0.98 * self.figure.bbox.width
@@ -264,6 +267,13 @@ class Chart:
         for word in self.axes.texts:
             word.set_path_effects([withStroke(linewidth=HALO, foreground="white")])
         self.figure.savefig(path, format=kind, dpi=DOTS, facecolor="white", metadata={"Title": title})
+
+    def _caption(self, text: str) -> None:
+        """Beneath the axes, which keep their size."""
+        lines = textwrap.wrap(text, CAPTION)
+        self.height += LINE * len(lines)
+        self.figure.set_figheight(self.height / 72)
+        self.figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=10, color=MUTED.light)
 
     def _save_svg(self, path: Path, title: str) -> None:
         """Words with a halo are still text."""

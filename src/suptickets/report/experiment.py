@@ -170,7 +170,11 @@ def _paper(cell: CellResult) -> str:
     if cell.paper is None:
         return ""
     away = "" if cell.deviations is None else f"; {DEVIATIONS.change(cell.deviations)}{NO_BREAK}σ"
-    return cell.kind.bare(cell.paper.mean, cell.paper.deviation) + away
+    return _quoted(cell) + away
+
+
+def _quoted(cell: CellResult) -> str:
+    return NOTHING if cell.paper is None else cell.kind.quoted(cell.paper.printed, *cell.paper[:2])
 
 
 def _list(cells: Sequence[CellResult], mark: Mark) -> Table:
@@ -191,7 +195,7 @@ def _names(cell: CellResult, keys: Sequence[str]) -> list[Cell]:
 
 def _results(cell: CellResult, best: bool) -> list[Cell]:
     runs, difference = cell.ours.runs if cell.ours else 0, cell.difference
-    paper = cell.kind.cell(*cell.paper[:2]) if cell.paper else Cell(NOTHING)
+    paper = Cell(_quoted(cell), cell.mean("paper"))
     changed = NOTHING if difference is None else cell.kind.change(difference)
     return [
         paper,

@@ -63,6 +63,10 @@ class Measure:
         shown = _signed(f"{self.rounded(value):.{self.digits}f}")
         return shown if deviation is None else f"{shown} ± {self.rounded(deviation):.{self.digits}f}"
 
+    def quoted(self, printed: str, value: float | None, deviation: float | None = None) -> str:
+        """Of another's number what they print, with their digits; if that is not known, as our own."""
+        return printed.replace("±", " ± ").replace("-", MINUS) if printed else self.bare(value, deviation)
+
     def show(self, value: float | None, deviation: float | None = None) -> str:
         """With the unit, for a sentence."""
         unit = f"{NO_BREAK}%" if self.percent and value is not None else ""

@@ -85,14 +85,13 @@ def _markdown_block(block: Block, level: int) -> str:
 
 
 def _pictures(plots: Sequence[Plot], places: Mapping[str, str]) -> str:
-    """Side by side, as many as there is room for; their titles are in them."""
+    """Side by side, as many as there is room for; their titles are in them, and what their marks mean."""
     width = "60%" if len(plots) == 1 else "48%"
     shown = [
         f'<img src="{escape(places[plot.name])}" alt="{escape(plot.title)}" width="{width}">'
         for plot in plots
     ]
-    texts = dict.fromkeys(_markdown(plot.text) for plot in plots if plot.text)
-    return "\n\n".join(filter(None, [" ".join(texts), "\n".join(shown)]))
+    return "\n".join(shown)
 
 
 def _titled_table(table: Table, level: int) -> str:

@@ -91,7 +91,7 @@ def _draw(plots: Sequence[Plot], folder: Path, kind: str, prefix: str = "") -> d
     files = {plot.name: folder / f"{prefix}{plot.name}.{kind}" for plot in plots}
     for plot in plots:
         with drawn(plot) as chart:
-            write(files[plot.name], partial(chart.save, kind=kind, title=plot.title))
+            write(files[plot.name], partial(chart.save, kind=kind, title=plot.title, text=plot.text))
     return files
 
 

@@ -116,10 +116,12 @@ class RunFolder:
         return {**summary, "run": str(self.path)} if done else None  # it may have been moved
 
     def _trained_with(self) -> Settings | None:
-        """What the network says of its settings, where the config is gone."""
+        """Where the config is gone: what the network says of its settings or, before that, the checkpoint."""
         wrong = (OSError, SafetensorError, ValueError, TypeError, KeyError, SparsityError)
         with suppress(*wrong), safe_open(self.ticket, "pt") as file:
             return settings_from(json.loads(file.metadata()["suptickets"])["settings"], self.ticket)
+        with suppress(*wrong):
+            return settings_from((self.load_checkpoint() or {})["settings"], self.checkpoint)
         return None
 
     @contextmanager

@@ -115,10 +115,10 @@ def result(path: Path) -> Saved:
     if not path.is_dir():
         return _read(path, [path])
     folder = RunFolder(path)
-    final = replace(_read(path, [folder.ticket]), explored=_explored(folder))
-    if final.settings.booster not in PREDICTION_ENSEMBLES:
-        return final
-    return replace(_read(path, folder.all_singles(final.settings.cycles)), explored=final.explored)
+    final = _read(path, [folder.ticket])
+    if final.settings.booster in PREDICTION_ENSEMBLES:
+        final = _read(path, folder.all_singles(final.settings.cycles))
+    return replace(_placed(final, folder), explored=_explored(folder))
 
 
 def singles(path: Path) -> list[Saved]:
@@ -130,7 +130,18 @@ def singles(path: Path) -> list[Saved]:
     files = folder.singles() if settings is None else folder.all_singles(settings.cycles * settings.keeps)
     if not files:
         raise SparsityError(f"{path} has no single tickets: train with --keep-tickets")
-    return [_read(file, [file]) for file in files]
+    return [_placed(_read(file, [file]), folder) for file in files]
+
+
+def _placed(one: Saved, folder: RunFolder) -> Saved:
+    """With the place of the data that the folder knows: they may have moved since the network was written."""
+    try:
+        settings = folder.settings()
+    except SparsityError:
+        return one
+    if settings is None or settings.data != one.settings.data:
+        return one
+    return replace(one, settings=replace(one.settings, data_dir=settings.data_dir))
 
 
 def _explored(folder: RunFolder) -> float | None:

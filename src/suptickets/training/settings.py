@@ -229,8 +229,9 @@ def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Setti
     `config.json` says all.
     """
     settings = build(_values({**(read_config(config) if config else {}), **flags}))
-    if settings.data == "folder" and settings.data_dir is not None:  # the place is their name, from anywhere
-        settings = dataclasses.replace(settings, data_dir=os.path.abspath(settings.data_dir))
+    if settings.data_dir is not None:  # the same place from anywhere
+        place = os.path.abspath(os.path.expanduser(settings.data_dir))
+        settings = dataclasses.replace(settings, data_dir=place)
     for name, why in boosters.idle(settings).items():
         if name in flags:
             given, *_ = _words(name, getattr(settings, name))
