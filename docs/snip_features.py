@@ -2,8 +2,8 @@
 
     python docs/snip_features.py DIR
 
-DIR has CIFAR-100. Initialised as here (the seeds of `suptickets train`), as in the published SNIP (Xavier),
-and as in the published ResNet-50 (PyTorch's default).
+DIR has CIFAR-100; ten minutes on two cores. Initialised as here (the seeds of `suptickets train`), as in the
+published SNIP (Xavier), and as in the published ResNet-50 (PyTorch's default).
 """
 
 import sys
@@ -58,4 +58,4 @@ if __name__ == "__main__":
     for sparsity in (0.95, 0.9):
         for name, initialise in INITIALISATIONS.items():
             counts = [features(pruned(data, seed, sparsity, initialise)) for seed in range(1, 7)]
-            print(f"{sparsity:.0%} sparse, initialised as {name}: {counts}")
+            print(f"{sparsity:.0%} sparse, initialised as {name}: {counts}", flush=True)

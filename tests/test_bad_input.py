@@ -138,6 +138,7 @@ def frozen():
 
 
 NO_BACKWARD = st.SNIP(0.5, backward=lambda model: None)
+ONLY_THE_LAST = st.SNIP(1 - 40 / 232, dense_last=True, data=batches((6,), 4), loss=F.cross_entropy)
 NOTHING_LEFT = st.SNIP(0.999, data=batches((6,), 4), loss=F.cross_entropy)
 NOT_FINITE = st.SNIP(0.5, data=batches((6,), 4), loss=lambda x, y: F.cross_entropy(x, y) * math.nan)
 
@@ -162,7 +163,8 @@ MODELS = [  # model, method, options, what the message says
     (mlp, st.GMP(0.995), {}, ["lose all", "at most 0.98"]),
     (mlp, NO_BACKWARD, {}, ["backward()"]),
     (mlp, NOT_FINITE, {}, ["SNIP's gradients are not finite"]),
-    (mlp, NOTHING_LEFT, {}, ["at sparsity 0.999 SNIP would leave no connection at all"]),
+    (mlp, ONLY_THE_LAST, {}, ["at sparsity 0.827586 SNIP would have no connection to choose"]),
+    (mlp, NOTHING_LEFT, {}, ["at sparsity 0.999 SNIP would have no connection to choose"]),
     (lambda: FullyShardedDataParallel(mlp()), st.RigL(0.5), {}, ["FSDP is not supported"]),
     (lambda: torch.compile(mlp()), st.RigL(0.5), {}, ["sparsify the model first, then compile"]),
     (lambda: nn.Sequential(torch.compile(mlp())), st.RigL(0.5), {}, ["sparsify the model first"]),

@@ -21,6 +21,7 @@ from suptickets.data.pickles import read_pickle
 from suptickets.errors import SparsityError
 from suptickets.training.folder import RunFolder, TrainingError, write
 from suptickets.training.loop import Trainer
+from suptickets.training.settings import resolve
 from suptickets.training.stop import asked_to_stop
 
 SHORT = ("train", "--model", "mlp", "--epochs", "2", "--batch-size", "500", "--booster", "none")
@@ -148,7 +149,7 @@ def test_torchs_own_words_do_not_hide_a_full_disk(tmp_path: Path, monkeypatch) -
     monkeypatch.setattr("torch.save", full)
     (tmp_path / "checkpoint").mkdir()
     with pytest.raises(TrainingError, match="No space left on device"):
-        RunFolder(tmp_path).save_checkpoint({})
+        RunFolder(tmp_path).save_checkpoint({}, resolve({}))
 
 
 # ---- files of other versions ----

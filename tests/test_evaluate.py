@@ -102,7 +102,8 @@ def test_a_verdict_is_none_where_nothing_differs() -> None:
     one, other = {"accuracy": 0.9, "nll": 0.3}, {"accuracy": 0.8, "nll": 0.5}
     assert verdict({"accuracy": 0.8, "nll": 0.4}, [one]) is None
     assert verdict({"accuracy": 0.85 * (1 - 1e-7), "nll": 0.4 * (1 + 1e-7)}, [one, other]) is None
-    assert "NLL 0.4000 against" in str(verdict({"accuracy": 0.85, "nll": 0.40001}, [one, other]))
+    told = str(verdict({"accuracy": 0.849999, "nll": 0.40001}, [one, other]))
+    assert "(accuracy 84.9999% against 85.0000%, NLL 0.40001 against 0.40000)" in told
 
 
 def test_what_cannot_be_is_not_believed(capsys, run: Callable[[str], Path]) -> None:

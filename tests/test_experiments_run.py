@@ -79,6 +79,10 @@ def test_a_forked_branch_is_the_same_run_bit_for_bit(tmp_path, where, name, cell
         RunFolder(tmp_path / "r/runs/forked" / default_folder(s).name) for s in (task.trunk, settings)
     )
     fork(trunk, RunFolder(tmp_path / "by-hand"), settings)
+    (tmp_path / "by-hand" / "config.json").unlink()  # its checkpoint knows that it is a branch, and which
+    assert RunFolder(tmp_path / "by-hand").look(settings) is None
+    with pytest.raises(SparsityError, match="a run with other settings .weight_decay"):
+        RunFolder(tmp_path / "by-hand").look(replace(settings, weight_decay=0.25))
     train(settings, tmp_path / "by-hand")
     train(settings, tmp_path / "alone")
     summary = same_parts(forked)

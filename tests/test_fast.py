@@ -499,7 +499,7 @@ def written(built: Trainer, path: Path) -> int:
     """Bytes of a checkpoint; none of its tensors brings along what it does not show."""
     folder = RunFolder(path)
     folder.checkpoint.parent.mkdir(parents=True)
-    folder.save_checkpoint({**built.state_dict(), "seconds": 0.0})
+    folder.save_checkpoint({**built.state_dict(), "seconds": 0.0}, built.settings)
     for tensor in tensors(torch.load(folder.checkpoint, weights_only=True)):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
     return folder.checkpoint.stat().st_size

@@ -201,13 +201,18 @@ def test_a_file_for_a_paper_has_no_invisible_points(tmp_path):
     assert "tip-0" not in [element.get("id") for element in root.iter()]
 
 
-def test_a_file_says_what_its_marks_mean(tmp_path):
+@pytest.mark.parametrize("keys", [0, 8])
+def test_a_file_says_what_its_marks_mean(tmp_path, keys):
     """Beneath axes of the same size; long texts take several lines, none of which is cut off."""
     sizes, text = [], "Diamond: the final network; dot: the mean of its tickets; " * 3
+
+    def draw(chart):
+        chart.line([0, 1], [0, 1], SERIES[0])
+        if keys:
+            chart.key([f"name {n}" for n in range(keys)], [SERIES[0]] * keys)
+
     for said in ("", text):
-        with drawn(
-            Plot("plot", "", lambda chart: chart.line([0, 1], [0, 1], SERIES[0]), height=200)
-        ) as chart:
+        with drawn(Plot("plot", "", draw)) as chart:
             chart.save(tmp_path / "plot.svg", "svg", "title", said)
             sizes.append(chart.axes.bbox.height)
             frame, words = chart.figure.bbox, [w for w in chart.figure.texts if w.get_text()]

@@ -213,6 +213,39 @@ def test_proportions_are_those_of_the_optimizer_that_is_attached():
     assert [group["lr"] for group in other.param_groups] == [0.1, 0.4]
 
 
+def test_proportions_that_are_loaded_stay_whichever_optimizer_there_is():
+    training = Training(groups=2).run(8)
+    states = training.network.state_dict(), training.tickets.state_dict()
+    first, second = (group["params"] for group in training.optimizer.param_groups)
+    other = torch.optim.SGD([{"params": first}, {"params": second}], lr=0.0)  # rates that the user manages
+    seen = []
+    other.register_step_pre_hook(lambda *_: seen.append([group["lr"] for group in other.param_groups]))
+    training.network.attach(other)
+    other.register_step_pre_hook(lambda *_: seen.append([group["lr"] for group in other.param_groups]))
+    training.network.load_state_dict(states[0])
+    training.tickets.load_state_dict(states[1])
+    training.backward()
+    other.step()
+    rate = equation_3(3, 4, LOW, HIGH)
+    assert seen == [[0.0, 0.0], pytest.approx([rate, rate / 2], rel=1e-12)]
+
+
+def test_two_networks_with_one_optimizer_grow_with_the_rate_of_the_cycle():
+    models = [build_model() for _ in range(2)]
+    optimizer = torch.optim.Rprop([p for model in models for p in model.parameters()], lr=0.1)
+    networks = [st.sparsify(model, st.SET(0.6, interval=2), optimizer, seed=0) for model in models]
+    tickets = [st.SupTickets(network, 18, 4, 3, (LOW, HIGH)) for network in networks]
+    for step in range(7):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        sum(F.cross_entropy(model(x), y) for model in models).backward()
+        optimizer.step()
+    for network, one in zip(networks, tickets, strict=True):
+        sizes = [optimizer.state[weight.values]["step_size"] for weight in network.weights.values()]
+        assert one.explored == [7] and sum(int((size == one.lr).sum()) for size in sizes) > 20
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_what_grows_in_a_cycle_begins_with_the_rate_of_the_cycle():
     """Rprop's steps begin at the learning rate."""
     training = Training("set", kind=torch.optim.Rprop).run(7)
@@ -942,6 +975,9 @@ def test_tickets_of_another_schedule_are_refused():
         Training().tickets.load_state_dict(state)
     del state["settings"]["schedule"]  # older states do not say
     Training().tickets.load_state_dict(state)
+    del state["settings"]["cycles"]
+    with refused("other SupTickets", "cycles: None -> 3"):
+        Training().tickets.load_state_dict(state)
 
 
 def test_a_state_may_be_loaded_twice_and_shares_nothing():

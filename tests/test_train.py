@@ -427,7 +427,27 @@ def test_data_are_found_from_anywhere(capsys, cifar: Path, tmp_path: Path, monke
     (tmp_path / "first").rename(tmp_path / "second")
     assert main(["evaluate", "run0"]) == 2
     assert run(capsys, "train", "--resume", "run0", "--data-dir", "second/images")["nll"] == result["nll"]
-    assert run(capsys, "evaluate", "run0")["nll"] == pytest.approx(result["nll"], abs=1e-6)
+    for path in ("run0", "run0/ticket.safetensors"):
+        assert run(capsys, "evaluate", path)["nll"] == pytest.approx(result["nll"], abs=1e-6)
+
+
+def test_a_place_is_left_to_links(capsys, cifar: Path, tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(cifar, tmp_path / "there" / "images")
+    (tmp_path / "there" / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "sub")
+    monkeypatch.chdir(tmp_path)
+    small(capsys, Path("link/../images"), tmp_path / "run")
+
+
+def test_a_run_that_is_done_is_left_alone(capsys, cifar: Path, tmp_path: Path, monkeypatch) -> None:
+    """Older versions wrote places down as they were given."""
+    result = small(capsys, cifar, tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace(str(cifar), "images"))
+    before = config.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", "--resume", "run") == {**result, "run": "run"}
+    assert config.read_bytes() == before
 
 
 def test_a_holdout_is_said(capsys, cifar, tmp_path):

@@ -38,8 +38,9 @@ def size(path: Path, method: str, steps: int) -> int:
         step.step(x, y)
     folder = RunFolder(path)
     folder.checkpoint.parent.mkdir(parents=True)
-    folder.save_checkpoint({**trainer.state_dict(), "seconds": 0.0})
+    folder.save_checkpoint({**trainer.state_dict(), "seconds": 0.0}, trainer.settings)
     state = torch.load(folder.checkpoint, weights_only=True)
+    assert state["settings"]["sparsity"] == settings.sparsity
     check(state, len(trainer.network.weights), inside=steps > 4)
     return folder.checkpoint.stat().st_size
 

@@ -15,7 +15,7 @@ class Booster(Protocol):
         """Called before every step of the optimizer."""
 
     def put_back(self) -> None:
-        """Called when the optimizer's step is over, done or skipped."""
+        """Called when the optimizer's step is over, skipped, or done with all that it set off."""
 
     def holds(self, step: int) -> bool:
         """Whether the method is to keep still after step number `step`."""

@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ from suptickets.training.verdict import SUPERPOSING, verdict
 
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {f.name: getattr(arguments, f.name) for f in fields(Settings) if hasattr(arguments, f.name)}
-    config, out = arguments.config, arguments.out
+    config, out, old = arguments.config, arguments.out, None
     if arguments.resume is not None:
         if config or arguments.seeds != 1 or (arguments.resume and out):
             raise SparsityError(
@@ -47,10 +47,13 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
             )
         out = arguments.resume or out or default_folder(resolve(given))
         folder = RunFolder(out)
-        if folder.settings() is None:
+        old = folder.settings()
+        if old is None:
             raise SparsityError(f"{out} holds no run to resume: it has no config.json")
         config = folder.config
-    settings = resolve(given, config)
+    settings, moved = resolve(given, config), old is not None and "data_dir" in given
+    if old is not None and not moved:
+        settings = replace(settings, data_dir=old.data_dir)  # as it was written down, wherever we are
     if arguments.seeds < 1:
         raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")
     if arguments.jobs is not None and arguments.jobs < 1:
@@ -58,7 +61,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.seeds > 1:
         result = train_seeds(settings, arguments.seeds, out, force=arguments.force, jobs=arguments.jobs)
     else:
-        result = train(settings, out, force=arguments.force, moved=arguments.resume is not None)
+        result = train(settings, out, force=arguments.force, moved=moved)
     for summary in result.get("runs", [result]) if is_main() else ():
         write_run_page(Path(summary["run"]))
     return result

@@ -6,7 +6,6 @@ optimizer: one step on a stand-in parameter whose values and gradients are zero.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections import OrderedDict, defaultdict
@@ -183,10 +182,15 @@ def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
         "_optimizer_step_pre_hooks": OrderedDict(),
         "_optimizer_step_post_hooks": OrderedDict(),
     }
-    own = {k: copy.copy(v) if isinstance(v, dict | list | set) else v for k, v in vars(optimizer).items()}
+    own = {key: _copied(value) for key, value in vars(optimizer).items()}
     twin.__dict__.update({**own, **hooks, "state": state, "param_groups": [group]})
     twin.__dict__.pop("step", None)  # schedulers wrap the method on the instance
     return twin
+
+
+def _copied(value: Any) -> Any:
+    """What a step may add to, copied; not what it holds."""
+    return value.copy() if type(value) in (dict, list, set) else value
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -1,4 +1,4 @@
-"""A cycle's learning rate in the optimizer while it steps, and the user's at all other times.
+"""A cycle's learning rate in the optimizer while it steps and what it sets off is done; else the user's.
 
 A scheduler that computes its rate from the last one would be led astray by any other that it finds; so would
 a training that goes on from an optimizer which was saved in a step, or after one that raised (of that no hook
@@ -27,12 +27,16 @@ _HOOKED: WeakSet[Optimizer] = WeakSet()
 
 
 class Rates:
-    """Of one that has cycles; of several with one optimizer, the first to come puts the user's rates back."""
+    """Of one that has cycles; of several with one optimizer, the last to come puts the user's rates back."""
 
     def __init__(self) -> None:
         """The groups of the optimizer keep their `proportions` to the first that learns."""
         self.proportions: list[float] | None = None
         self._whose: weakref.ref[Optimizer] | None = None  # not known of those that were loaded
+
+    def load(self, proportions: list[float] | None) -> None:
+        """Go on with those of another time, whichever optimizer it is now."""
+        self.proportions, self._whose = proportions, None
 
     def put(self, optimizer: Optimizer, rate: float) -> None:
         """Rates of a cycle, `rate` for the first group."""
@@ -47,7 +51,8 @@ class Rates:
         if optimizer not in _HOOKED:
             _HOOKED.add(optimizer)
             optimizer.register_state_dict_post_hook(_saved)
-        _USERS.setdefault(optimizer, Users(self, [_read(group["lr"]) for group in groups]))
+        known = _USERS.get(optimizer)
+        _USERS[optimizer] = Users(self, known.rates if known else [_read(group["lr"]) for group in groups])
         for group, proportion in zip(groups, self.proportions, strict=True):
             group["lr"] = _written(group["lr"], rate * proportion)
 

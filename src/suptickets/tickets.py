@@ -264,9 +264,7 @@ class SupTickets:
         if self.batch_norm == "recompute" and loader is None:
             raise SparsityError("batch_norm='recompute' needs data: call ticket(loader)")
         if self.batch_norm == "average" and loader is not None and batch_norms(self.network.model):
-            unused = (
-                "the loader is not used: batch-norm statistics are averaged (batch_norm='recompute' uses it)"
-            )
+            unused = "the loader is not used: batch-norm statistics are averaged (batch_norm='average')"
             warnings.warn(unused, RuntimeWarning, stacklevel=2)
         plain = self._plain(self.superposition.result())
         if self.batch_norm == "recompute" and loader is not None:
@@ -347,8 +345,9 @@ class SupTickets:
         parts = {"settings", "average", "total", "targets", "collected", "explored", "kept", "proportions"}
         if not isinstance(state, Mapping) or not parts <= set(state):
             raise SparsityError("this is not the state of SupTickets: save tickets.state_dict()")
-        ours, theirs = self._settings(), state["settings"]
-        differing = [f"{k}: {theirs[k]} -> {own}" for k, own in ours.items() if own != theirs.get(k, own)]
+        ours = self._settings()
+        theirs = {"schedule": ours["schedule"], **state["settings"]}  # older states do not say
+        differing = [f"{k}: {theirs.get(k)} -> {own}" for k, own in ours.items() if own != theirs.get(k)]
         if differing:
             raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
         device, older = next(self.network.model.parameters()).device, "variances" not in state
@@ -361,7 +360,7 @@ class SupTickets:
         self.superposition.count = len(state["collected"])
         self.collected, self.explored = list(state["collected"]), list(state["explored"])
         self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]
-        self._rates.proportions = state["proportions"]
+        self._rates.load(state["proportions"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """None, as for the network, in the copy of a model that holds both."""

@@ -17,7 +17,7 @@ from suptickets.training import build, saved
 from suptickets.training.evaluate import evaluate
 from suptickets.training.folder import SCORES, RunFolder, read_ticket
 from suptickets.training.processes import connect
-from suptickets.training.settings import Settings, read_mapping
+from suptickets.training.settings import Settings, place, read_mapping
 
 Measures = dict[str, Any]
 TRUNK = "trunk.json"  # in the folder of a fork
@@ -152,6 +152,6 @@ def located(settings: Settings, data_dir: str | None) -> Settings:
     """With the folder of its data; ImageNet may lie beside others, in `imagenet`."""
     if data_dir is None:
         return replace(settings, data_dir=None)
-    place = Path(data_dir).expanduser().absolute()
-    beside = settings.data == "imagenet" and (place / "imagenet").is_dir()
-    return replace(settings, data_dir=str(place / "imagenet" if beside else place))
+    beside = Path(place(data_dir), "imagenet")
+    chosen = beside if settings.data == "imagenet" and beside.is_dir() else beside.parent
+    return replace(settings, data_dir=str(chosen))

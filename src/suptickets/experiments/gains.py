@@ -106,7 +106,8 @@ class Gain:
         deviation: of the differences.
         permutation: p-value of the mean difference; None below two pairs.
         wilcoxon: p-value of the signed ranks.
-        t: p-value of the mean differences of the seeds, by the t-test; None below two seeds.
+        t: p-value of the mean differences of the seeds, by the t-test; None if all cells
+            have fewer than two in common.
     """
 
     pairs: int
@@ -281,6 +282,8 @@ def _plot(name: str, model: str, found: Sequence[Pair]) -> Plot:
     cells, kind = by_cell(found), measure(name)
     labels = [f"{data} {method} {sparsity:.0%}" for data, _, method, sparsity in cells]
 
+    text = f"{model} with Sup-tickets minus without; a dot is a seed."
+
     def draw(chart: Chart) -> None:
         chart.rows(labels)
         unit = ", in points" if kind.percent else ""
@@ -291,7 +294,7 @@ def _plot(name: str, model: str, found: Sequence[Pair]) -> Plot:
             points = [(kind.rounded(p.difference(name)), float(y), _tip(label, p, name)) for p in own]
             chart.points(points, SERIES[0])
 
-    return Plot(f"gain-{name}-{model}", kind.label, draw, height=70 + 20 * len(cells))
+    return Plot(f"gain-{name}-{model}", kind.label, draw, text, height=70 + 20 * len(cells))
 
 
 def _tip(label: str, pair: Pair, name: str) -> str:

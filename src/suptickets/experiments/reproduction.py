@@ -159,12 +159,13 @@ def _data(tasks: Iterable[Task], data_dir: str | None) -> tuple[dict[str, str], 
 
 def _refuse(cells: Iterable[Cell], missing: Mapping[str, str]) -> None:
     """Say what is missing; refuse if no cell is left without it."""
-    lines = list(missing.values())
-    alone = missing.keys() == {cell.data for cell in cells if readings(cell)}
-    for line in lines[: len(lines) - alone]:
+    *told, last = [*missing.values()] or [""]
+    for line in told:
         print_plain(line)
-    if lines and alone:
-        raise SparsityError(lines[-1])
+    if last and missing.keys() == {cell.data for cell in cells if readings(cell)}:
+        raise SparsityError(last)
+    if last:
+        print_plain(last)
 
 
 def _check_scale(tasks: Iterable[Task], mode: Mode, steps: Mapping[str, int]) -> None:

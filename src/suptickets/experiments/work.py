@@ -262,15 +262,13 @@ def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
     if trunk.metrics.exists():
         write(branch.metrics, lambda path: shutil.copyfile(trunk.metrics, path))
     write(branch.path / TRUNK, lambda path: path.write_text(json.dumps(trunk.load_summary())))
-    if pruned_at_fork(settings):
-        branch.save_checkpoint(_pruned(trunk, settings))
-    else:
-        write(branch.checkpoint, lambda path: shutil.copyfile(trunk.checkpoint, path))
-
-
-def _pruned(trunk: RunFolder, settings: Settings) -> dict[str, Any]:
-    """The trunk's last state after what its last step would have set off in this run: it is pruned."""
     state = trunk.load_checkpoint() or {}
+    state = _pruned(state, settings) if pruned_at_fork(settings) else state
+    branch.save_checkpoint(state, settings)
+
+
+def _pruned(state: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """The trunk's last state after what its last step would have set off in this run: it is pruned."""
     trainer = Trainer(settings, data_of(settings), connect(settings.device))
     trainer.load_state_dict(state)
     trainer.network.method.update(trainer.network, trainer.network.step)

@@ -68,8 +68,8 @@ class SNIP(Method):
             if not network.gradients_finite():
                 raise SparsityError("SNIP's gradients are not finite: check the data and the loss")
             total = round((1 - self.sparsity) * network.parameters_total)
-            if total < 1:
-                raise SparsityError(f"at sparsity {self.sparsity:g} SNIP would leave no connection at all")
+            if total == network.nonzero - sum(weight.nonzero for weight in network.changing.values()):
+                raise SparsityError(f"at sparsity {self.sparsity:g} SNIP would have no connection to choose")
             counts = network.global_counts(total, by="sensitivity", at_least=0)
             network.prune(counts, by="sensitivity")
             network.release_gradient()

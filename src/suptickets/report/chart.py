@@ -271,8 +271,7 @@ class Chart:
     def _caption(self, text: str) -> None:
         """Beneath the axes, which keep their size."""
         lines = textwrap.wrap(text, CAPTION)
-        self.height += LINE * len(lines)
-        self.figure.set_figheight(self.height / 72)
+        self.figure.set_figheight(self.figure.get_figheight() + LINE * len(lines) / 72)
         self.figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=10, color=MUTED.light)
 
     def _save_svg(self, path: Path, title: str) -> None:

@@ -35,6 +35,11 @@ class Line:
     curves: Sequence[Curve]
     dashed: bool = False
 
+    @property
+    def seen(self) -> bool:
+        """Whether there is more of it than a point."""
+        return len(averaged(self.curves)[0]) > 1
+
     def draw(self, chart: Chart, measure: Measure, tips: int) -> None:
         """With a tooltip for each epoch, or for so many."""
         x, y, deviation = averaged(self.curves)
@@ -72,7 +77,7 @@ class Lines:
             for one, look in marked:
                 _mark_tickets(chart, one, look.colour, self, several=len(marked) > 1)
 
-        dashed = "Dashed: without a booster." if any(line.dashed for line in self.lines) else ""
+        dashed = "Dashed: without a booster." if any(line.dashed and line.seen for line in self.lines) else ""
         beyond = any(look.colour is MUTED for _, look in marked)
         text = f"{dashed}{' Grey: further settings.' if beyond else ''}".strip()
         return Plot(self.name, self.title, draw, text)

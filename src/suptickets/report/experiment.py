@@ -56,7 +56,7 @@ def experiment_page(
     blocks += [*(figure(cells) if figure else []), *_grids(cells, chosen), _list(cells, chosen)]
     sections = [
         Section(_title(cells), blocks, f"{chosen.text} {_legend(cells)}"),
-        Section("Difference", _differences(cells), DIFFERENCE),
+        Section("Difference", _differences(cells)),
         *(panel_sections(runs) if runs else []),
         again(runs, commands, results),
     ]
@@ -235,4 +235,4 @@ def _difference(file: str, where: str, cells: Sequence[CellResult]) -> Plot:
             tip = f"{name}\nours {_ours(cell)}, paper {_paper(cell)}"
             chart.points([(cell.deviations or 0.0, float(y), tip)], SERIES[0])
 
-    return Plot(file, where or "All cells", draw, height=70 + 20 * len(cells))
+    return Plot(file, where or "All cells", draw, DIFFERENCE, height=70 + 20 * len(cells))

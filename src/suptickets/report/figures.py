@@ -103,8 +103,9 @@ def _bar_plot(name: str, where: str, groups: Bars) -> Plot:
             chart.percent()
         chart.key(kinds, [series(place) for place in range(len(kinds))])
 
-    text = "The axis does not start at 0." if low else ""
-    return Plot(name, f"{measure.label}, {where}", draw, text, height=290)
+    spread = any(cell.ours and cell.ours.sd for bars in groups.values() for cell in bars.values())
+    texts = ["Lines: the deviation of the seeds."] * spread + ["The axis does not start at 0."] * bool(low)
+    return Plot(name, f"{measure.label}, {where}", draw, " ".join(texts), height=290)
 
 
 def _foot(groups: Bars) -> float:

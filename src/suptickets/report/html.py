@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.resources import files
 
 from suptickets.report.chart import drawn
@@ -49,12 +51,21 @@ def _body(page: Page, script: Html) -> Html:
 
 def _section(section: Section) -> Html:
     text = [element("p", section.text, class_="text")] if section.text else []
-    blocks = element("div", *(_block(block) for block in section.blocks), class_="blocks")
+    blocks = element("div", *map(_block, _said_once(section.blocks)), class_="blocks")
     title = element("h2", section.title)
     if section.folded:
         hidden = element("details", element("summary", title), *text, blocks)
         return element("section", hidden, class_="folded")
     return element("section", title, *text, blocks)
+
+
+def _said_once(blocks: Iterable[Block]) -> Iterator[Block]:
+    """A text that several plots have is that of the first: they stand side by side."""
+    said = ""
+    for block in blocks:
+        if isinstance(block, Plot):
+            block, said = replace(block, text="" if block.text in said else block.text), said + block.text
+        yield block
 
 
 def _block(block: Block) -> Html:

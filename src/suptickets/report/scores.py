@@ -104,7 +104,8 @@ def _settings(groups: Sequence[Group], key: str) -> Plot:
         for y, (one, look) in enumerate(known):
             _setting(chart, measure, key, y, one, look.colour)
 
-    text = f"Diamond: final network{_others([one for one, _ in known])}."
+    spread = "; line: deviation of the seeds" if any(one.deviation(key) for one, _ in known) else ""
+    text = f"Diamond: final network{_others([one for one, _ in known])}{spread}."
     return Plot(f"settings-{key}", measure.label, draw, text, height=70 + 26 * len(known))
 
 
@@ -191,7 +192,7 @@ def reliability_plots(groups: Sequence[Group]) -> list[Plot]:
     known = [(one, look, bins) for one, look in found if (bins := reliability(one.runs))]
     if len(groups) == 1:
         return [_reliability("", one, final_colour(one), bins, RELIABILITY) for one, _, bins in known]
-    texts = [RELIABILITY + first_of(len(known)), *[""] * MOST]
+    texts = [RELIABILITY + first_of(len(known)), *[RELIABILITY] * MOST]
     return [
         _reliability(f"-{n}", one, look.colour, bins, texts[n])
         for n, (one, look, bins) in enumerate(known[:MOST])

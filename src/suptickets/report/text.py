@@ -87,11 +87,10 @@ def _markdown_block(block: Block, level: int) -> str:
 def _pictures(plots: Sequence[Plot], places: Mapping[str, str]) -> str:
     """Side by side, as many as there is room for; their titles are in them, and what their marks mean."""
     width = "60%" if len(plots) == 1 else "48%"
-    shown = [
+    return "\n".join(
         f'<img src="{escape(places[plot.name])}" alt="{escape(plot.title)}" width="{width}">'
         for plot in plots
-    ]
-    return "\n".join(shown)
+    )
 
 
 def _titled_table(table: Table, level: int) -> str:

@@ -167,9 +167,10 @@ class RunFolder:
         for path in (*own, *tickets):
             path.unlink(missing_ok=True)
 
-    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; if that fails, the old one is still there."""
-        write(self.checkpoint, lambda path: _save(dict(state), path))
+    def save_checkpoint(self, state: Mapping[str, Any], settings: Settings) -> None:
+        """Write a checkpoint of a run with these settings; if that fails, the old one is still there."""
+        known = {**state, "settings": json.loads(to_json(settings.as_dict()))}
+        write(self.checkpoint, lambda path: _save(known, path))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one."""

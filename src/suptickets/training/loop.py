@@ -281,9 +281,8 @@ class Trainer(Parts):
         return finish(self, folder)
 
     def _save(self, folder: RunFolder) -> None:
-        about = {"settings": self.settings.as_dict(), "seconds": time.monotonic() - self.began}
-        state = {**self.state_dict(), **about}
-        self.processes.first(lambda: folder.save_checkpoint(state))
+        state = {**self.state_dict(), "seconds": time.monotonic() - self.began}
+        self.processes.first(lambda: folder.save_checkpoint(state, self.settings))
         self.saved, self.last_save = self.network.step, time.monotonic()
 
     def _resume(self, folder: RunFolder) -> float:

@@ -171,4 +171,7 @@ def _notes(settings: Settings, method: Method, final: float | None) -> Iterator[
             f"{settings.distribution}, unless --final tells what a trained network costs"
         )
     if settings.booster == "sup-tickets" and method.sparse:
-        yield "the superposed ticket is pruned over all layers at once: its layers end near those of a ticket"
+        yield (
+            "the superposed ticket is pruned over all layers at once, and costs more or less than a "
+            "ticket: these numbers are a ticket's"
+        )

@@ -113,7 +113,7 @@ def living(model: nn.Module, told: Any) -> ModelSparsity:
 def result(path: Path) -> Saved:
     """What a run ends with: its final network, or the tickets whose predictions it averages; or a file."""
     if not path.is_dir():
-        return _read(path, [path])
+        return _file(path)
     folder = RunFolder(path)
     final = _read(path, [folder.ticket])
     if final.settings.booster in PREDICTION_ENSEMBLES:
@@ -124,7 +124,7 @@ def result(path: Path) -> Saved:
 def singles(path: Path) -> list[Saved]:
     """The single tickets of a run; or a file."""
     if not path.is_dir():
-        return [_read(path, [path])]
+        return [_file(path)]
     folder = RunFolder(path)
     settings = folder.settings()
     files = folder.singles() if settings is None else folder.all_singles(settings.cycles * settings.keeps)
@@ -133,15 +133,20 @@ def singles(path: Path) -> list[Saved]:
     return [_placed(_read(file, [file]), folder) for file in files]
 
 
+def _file(path: Path) -> Saved:
+    """A ticket; beside the others of its run, or anywhere."""
+    inside = path.absolute().parent
+    return _placed(_read(path, [path]), RunFolder(inside.parent if inside.name == "tickets" else inside))
+
+
 def _placed(one: Saved, folder: RunFolder) -> Saved:
     """With the place of the data that the folder knows: they may have moved since the network was written."""
     try:
-        settings = folder.settings()
+        run = folder.settings()
     except SparsityError:
         return one
-    if settings is None or settings.data != one.settings.data:
-        return one
-    return replace(one, settings=replace(one.settings, data_dir=settings.data_dir))
+    settings = one.settings if run is None else replace(one.settings, data_dir=run.data_dir)
+    return one if run is None or run.differences(settings) else replace(one, settings=settings)
 
 
 def _explored(folder: RunFolder) -> float | None:

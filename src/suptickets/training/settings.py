@@ -196,6 +196,11 @@ class Settings:
         return kept | ({"data_dir": os.path.realpath(str(self.data_dir))} if placed else {})
 
 
+def place(folder: str) -> str:
+    """The same folder from anywhere; `..` is left to links."""
+    return str(Path(folder).expanduser().absolute())
+
+
 def flag(name: str) -> str:
     """The flag of a setting."""
     return "--" + name.replace("_", "-")
@@ -229,9 +234,8 @@ def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Setti
     `config.json` says all.
     """
     settings = build(_values({**(read_config(config) if config else {}), **flags}))
-    if settings.data_dir is not None:  # the same place from anywhere
-        place = os.path.abspath(os.path.expanduser(settings.data_dir))
-        settings = dataclasses.replace(settings, data_dir=place)
+    if settings.data_dir is not None:
+        settings = dataclasses.replace(settings, data_dir=place(settings.data_dir))
     for name, why in boosters.idle(settings).items():
         if name in flags:
             given, *_ = _words(name, getattr(settings, name))

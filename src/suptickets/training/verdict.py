@@ -35,10 +35,16 @@ def verdict(
     accuracy, nll = (mean(ticket[key] for ticket in tickets) for key in keys)
     worse = []
     if average["accuracy"] < accuracy * (1 - ROUNDING):
-        worse.append(f"accuracy {average['accuracy']:.2%} against {accuracy:.2%}")
+        worse.append("accuracy " + _against(average["accuracy"], accuracy, 2, "%"))
     if average["nll"] > nll * (1 + ROUNDING):
-        worse.append(f"NLL {average['nll']:.4f} against {nll:.4f}")
+        worse.append("NLL " + _against(average["nll"], nll, 4, "f"))
     if not worse:
         return None
     what, causes = _WORDS[booster]
     return f"{what} ({', '.join(worse)}); the usual causes: {causes}"
+
+
+def _against(one: float, other: float, digits: int, kind: str) -> str:
+    """Two numbers that differ, with as many digits as it takes to see that."""
+    shown = [f"{number:.{digits}{kind}}" for number in (one, other)]
+    return " against ".join(shown) if shown[0] != shown[1] else _against(one, other, digits + 1, kind)
