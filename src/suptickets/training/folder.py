@@ -169,7 +169,7 @@ class RunFolder:
 
     def save_checkpoint(self, state: Mapping[str, Any], settings: Settings) -> None:
         """Write a checkpoint of a run with these settings; if that fails, the old one is still there."""
-        known = {**state, "settings": json.loads(to_json(settings.as_dict()))}
+        known = {**state, "settings": json.loads(to_json(settings.mattering()))}
         write(self.checkpoint, lambda path: _save(known, path))
 
     def load_checkpoint(self) -> dict[str, Any] | None:

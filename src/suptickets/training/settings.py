@@ -181,15 +181,15 @@ class Settings:
 
     def identity(self) -> str:
         """A short hash; runs with the same settings find the same folder by it."""
-        return hashlib.sha256(json.dumps(self._mattering(), sort_keys=True).encode()).hexdigest()[:10]
+        return hashlib.sha256(json.dumps(self.mattering(), sort_keys=True).encode()).hexdigest()[:10]
 
     def differences(self, other: Settings) -> list[str]:
         """`name: other -> self` for each setting that differs and matters."""
-        ours, theirs = self._mattering(), other._mattering()
+        ours, theirs = self.mattering(), other.mattering()
         names = {**ours, **theirs}
         return [f"{n}: {theirs.get(n)} -> {ours.get(n)}" for n in names if ours.get(n) != theirs.get(n)]
 
-    def _mattering(self) -> dict[str, Any]:
+    def mattering(self) -> dict[str, Any]:
         """All that decides what is computed; where the data are only if the place is their name."""
         kept = {key: value for key, value in self.as_dict().items() if key not in _PLACE}
         placed = self.data == "folder" and self.data_dir is not None
