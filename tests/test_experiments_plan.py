@@ -147,9 +147,28 @@ def test_what_has_no_effect_makes_no_other_reading():
 def test_the_key_of_a_reading_survives_new_settings():
     """The store is read by versions with more settings: its keys name only what the paper varies."""
     reading = Reading.of(EXPERIMENTS["variance"].table[0].settings())
-    other = Reading(replace(reading.settings, workers=7, explore_rate=0.25))
+    other = Reading(replace(reading.settings, workers=7, explore_at="end"))
     assert reading.key == other.key
     assert reading.key["criteria"] == ["largest:gradient", "magnitude:random", "magnitude:random"]
+
+
+def test_the_rate_of_exploration_is_in_a_key_where_it_is_not_the_boosters():
+    """It was varied after the first results had been stored: their keys do not name it."""
+    same = {"data": "cifar100", "model": "vgg16", "method": "rigl", "sparsity": 0.9}
+    cycles, less = ({**same, "booster": "sup-tickets", "explore_rate": rate} for rate in (0.5, 0.2))
+    assert "explore_rate" not in Reading.of(cycles).key and Reading.of(less).key["explore_rate"] == 0.2
+    for booster in ("none", "swa", "ensemble"):
+        assert "explore_rate" not in Reading.of({**same, "booster": booster}).key
+    assert Reading.of({**less, "booster": "none"}) == Reading.of({**same, "booster": "none"})
+    first, second = (trunk_of(run_of(Reading.of(one), 1, Mode())) for one in (cycles, less))
+    assert first == second
+
+
+def test_the_dry_run_tells_how_much_branches_explore(tmp_path, capsys):
+    reproduce(["earlier-cycles"], cells="sparsity=0.9,cycles=9", dry_run=True, out=tmp_path / "r")
+    shown = capsys.readouterr().err
+    assert "(9 cycles of 8, triangle to 0.02, explore rate 0.2)" in shown
+    assert "(9 cycles of 8, triangle to 0.02): 72 epochs" in shown
 
 
 def test_seeds_are_the_papers_unless_told():

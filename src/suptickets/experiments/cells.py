@@ -12,8 +12,8 @@ that are not the same share work in three places:
 - *trunk*: the normal phase, for all with the same data, model, method, sparsity and distribution and the same
   `epochs - cycles * cycle_epochs` (which also places the drops of the learning rate);
 - *branch*: from the end of a trunk the plain finish (`booster` none), or cycles (`cycles`, `cycle_epochs`,
-  `lr_high`, `schedule`, `criteria`; the booster `swa` does not explore). A branch with fewer cycles is the
-  beginning of one with more (`ticket-count-extended`);
+  `lr_high`, `explore_rate`, `schedule`, `criteria`; the booster `swa` does not explore). A branch with fewer
+  cycles is the beginning of one with more (`ticket-count-extended`);
 - *average*: what only combines the tickets of a branch trains nothing: `rule`, `beta`, `batch_norm`, and the
   booster `ensemble` beside `sup-tickets`. `distillation` takes these tickets into a run of its own.
 
@@ -61,7 +61,7 @@ BOOSTERS = (
     *("tree-net", "batch-ensemble", "dense-ensemble"),
 )
 VARIATIONS = (
-    *("epochs", "cycles", "cycle_epochs", "lr_high", "schedule", "criteria"),
+    *("epochs", "cycles", "cycle_epochs", "lr_high", "explore_rate", "schedule", "criteria"),
     *("rule", "beta", "batch_norm", "distribution"),
 )
 

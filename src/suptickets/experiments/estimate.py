@@ -162,14 +162,14 @@ def _pruned(run: Settings, first: Settings) -> str:
 def _cycles(run: Settings) -> str:
     if not run.cyclic:
         return ""
-    others = "".join(f", {part}" for part in [*run.criteria, *_averaging(run)])
+    others = "".join(f", {part}" for part in [*run.criteria, *_otherwise(run)])
     return f" ({run.cycles} cycles of {run.cycle_epochs:g}, {run.schedule} to {run.lr_high:g}{others})"
 
 
-def _averaging(run: Settings) -> list[str]:
-    """How its tickets are combined, where it is not the default."""
-    default = default_settings(run.data)
-    changed = [name for name in AVERAGING if getattr(run, name) != getattr(default, name)]
+def _otherwise(run: Settings) -> list[str]:
+    """How it explores, and how its tickets are combined, where it is not the default."""
+    default = default_settings(run.data, run.booster)
+    changed = [n for n in ("explore_rate", *AVERAGING) if getattr(run, n) != getattr(default, n)]
     return [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in changed]
 
 

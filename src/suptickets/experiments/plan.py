@@ -21,8 +21,9 @@ from suptickets.training.settings import Settings, resolve
 
 KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
 AVERAGING = ("rule", "beta", "batch_norm")  # what only combines tickets
-CYCLES = ("cycles", "cycle_epochs", "lr_high", "schedule", "criteria")  # what makes them
-IN_CYCLES = ("lr_low", "explore_rate", "explore_at", "prune", "prune_when")  # these too; no cell varies them
+CYCLES = ("cycles", "cycle_epochs", "lr_high", "explore_rate", "schedule", "criteria")  # what makes them
+IN_CYCLES = ("lr_low", "explore_at", "prune", "prune_when")  # these too; no cell varies them
+LATER = ("explore_rate",)  # varied since results were stored: a key names it where it is not the default
 
 FIXED = ("seed", "recipe", "milestones", "milestones_of", "keep_tickets", "teachers", "data_dir")  # by us
 
@@ -102,8 +103,8 @@ class Reading:
     @property
     def key(self) -> dict[str, Any]:
         """What tells it from others, for the store: a new setting of the library does not change it."""
-        values = self.settings.as_dict()
-        return {name: values[name] for name in KEY}
+        values, default = self.settings.as_dict(), default_settings(self.settings.data, self.settings.booster)
+        return {n: values[n] for n in KEY if n not in LATER or values[n] != getattr(default, n)}
 
 
 @dataclass(frozen=True)
@@ -236,9 +237,9 @@ def _any_length(run: Settings) -> Settings:
 
 
 @cache
-def default_settings(data: str) -> Settings:
-    """What the recipe for these data says."""
-    return resolve({"data": data})
+def default_settings(data: str, booster: str = "sup-tickets") -> Settings:
+    """What the recipe for these data, and the booster, say."""
+    return resolve({"data": data, "booster": booster})
 
 
 def _teacher(student: Reading) -> Reading:
