@@ -187,7 +187,8 @@ def _check_scale(tasks: Iterable[Task], mode: Mode, steps: Mapping[str, int]) ->
 def _tell_revision(mode: Mode, tasks: Sequence[Task]) -> None:
     """Results for others to believe come from a revision that they can look at."""
     if tasks and not mode.trial and not re.fullmatch("[0-9a-f]{40}", revision()):
-        print_plain(f"results will name the revision {revision()}: commit first, or set {TOLD}")
+        todo = "commit first" if revision().endswith("-dirty") else f"set {TOLD}"
+        print_plain(f"results will name the revision {revision()}: {todo}")
 
 
 def _tell_stored(asked: Iterable[tuple[int, Reading]], results: Results, store: Store) -> None:
