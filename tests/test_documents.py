@@ -201,8 +201,9 @@ def quoted(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != ERRATA], ids=name)
 def test_a_page_with_numbers_of_the_paper_links_to_its_errata(page):
+    """Unless it says at its top that it has none: then a number that the paper prints too is chance."""
     text = page.read_text()
-    assert not quoted(text) or "errata.md" in text
+    assert not quoted(text) or "errata.md" in text or text.splitlines()[2] == "Not in the paper"
 
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
