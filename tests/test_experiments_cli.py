@@ -146,6 +146,14 @@ def test_pages_of_some_experiments(tmp_path, capsys):
     assert "--experiment needs one store" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("format", ["png", "svg"])
+def test_what_has_no_plot_is_told_in_a_line(tmp_path, capsys, format):
+    stored(tmp_path)
+    assert main(["report", str(tmp_path), "--experiment", "gains", "--format", format]) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "suptickets: there is nothing to draw: --format html tells what there is"
+
+
 def test_what_trains_nothing_has_a_page_too(tmp_path, capsys):
     out = str(tmp_path / "r")
     assert main(["reproduce", "schedule", "--out", out]) == 0

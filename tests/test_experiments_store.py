@@ -1,7 +1,11 @@
 """The store: append-only lines that survive several writers, kills and merges."""
 
+import contextlib
+import errno
+import fcntl
 import json
 import multiprocessing
+import resource
 
 import pytest
 
@@ -35,6 +39,41 @@ def test_what_is_added_is_read(tmp_path):
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["cifar10-vgg16.jsonl"]
     mean, deviation, runs = ours(CELLS[0], Results(store.read(), Mode()))
     assert (mean, deviation, runs) == (pytest.approx(0.2), pytest.approx(0.1), 3)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """As on a disk that fills up: a write takes what has room, and says how much that was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_result_that_the_disk_has_no_room_for_is_told_and_leaves_no_part(tmp_path):
+    store = Store(tmp_path)
+    store.add(record(seed=1))
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+    with files_of_at_most(len(before) + 100), pytest.raises(SparsityError, match=r"\(No space left"):
+        store.add(record(seed=2))
+    assert file.read_bytes() == before
+    store.add(record(seed=3))
+    assert [one["seed"] for one in store.read()] == [1, 3] and not store.damaged
+
+
+def test_a_file_system_without_locks_keeps_results_too(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    store = Store(tmp_path / "results")
+    store.add(record())
+    assert store.read() == [record()]
+    with held(tmp_path / "lock") as mine:
+        assert mine
 
 
 @pytest.mark.parametrize("damage", ['{"cell": {"da', "{}", "[1]", '{"cell": 1, "seed"}', "\x00\x00"])

@@ -408,6 +408,39 @@ def test_connections_do_not_move_between_layers_if_one_of_them_was_not_used():
     assert network.nonzero == before
 
 
+@pytest.mark.parametrize("criteria", [(), ("random", "random")])
+@pytest.mark.parametrize("own", range(1, 7))
+def test_who_explores_alone_disturbs_no_update_of_the_method(own, criteria):
+    """Whether the method needs the gradient of the same step, of the next one, or of neither."""
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.8, interval=3), optimizer, seed=0)
+    for step, batch in enumerate(batches((6,), 4, count=9), 1):
+        if step == own:
+            network.request_gradient()
+        train_step(model, optimizer, batch)
+        if step == own:
+            assert network.explore(0.3, *criteria)
+        assert network.collection.active == (step % 3 == 2)
+    network.check()
+
+
+def test_a_gradient_that_is_released_is_collected_on_for_the_method():
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.8, interval=2), optimizer, seed=0)
+    first, second = batches((6,), 4, count=2)
+    network.request_gradient()
+    train_step(model, optimizer, first)
+    network.release_gradient()
+    train_step(model, optimizer, second)
+    assert not network.collection.active
+    network.request_gradient()
+    assert network.collection.active
+    network.release_gradient()
+    assert not network.collection.active
+
+
 def test_what_a_method_remembers_is_of_one_network():
     @dataclass
     class Ages(st.RigL):

@@ -465,6 +465,16 @@ def test_a_short_training_begins_at_the_rate_that_is_asked_for(epochs: int, rate
     assert [schedule(10 * epoch + 1) for epoch in range(epochs)] == pytest.approx(rates)
 
 
+@pytest.mark.parametrize(
+    "fraction, epochs, dropped", [(0.58, 50, 29), (0.7, 90, 63), (0.29, 100, 29), (0.75, 226, 169)]
+)
+def test_the_rate_drops_after_the_fraction_as_it_is_written(fraction, epochs, dropped) -> None:
+    """As floats 0.58 * 50 is below 29; what is no whole number of epochs is rounded down."""
+    chosen = resolve({"data": "digits", "epochs": epochs, "booster": "none", "milestones": (fraction,)})
+    rate = build.learning_rate(chosen, 10)
+    assert [step for step in range(1, epochs * 10) if rate(step + 1) < rate(step)] == [dropped * 10]
+
+
 def test_lenet5_learns_though_it_is_sparse(capsys, tmp_path: Path) -> None:
     options = ("--model", "lenet5", "--sparsity", 0.9, "--booster", "none", "--epochs", 8, "--interval", 20)
     assert run(capsys, "train", *options, "--out", tmp_path / "r")["accuracy"] > 0.5

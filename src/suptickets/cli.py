@@ -135,6 +135,8 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
         written = write_pages(store.folder, names, arguments.out, **which)
     else:
         written = write_report(arguments.path, arguments.out, format=arguments.format)
+    if not written:
+        raise SparsityError("there is nothing to draw: --format html tells what there is")
     together = os.path.commonpath([path.parent for path in written]) or "."
     return {"path": str(written[0] if len(written) == 1 else arguments.out or together)}
 

@@ -66,6 +66,8 @@ class Collection:
 
     def settle(self, optimizer: Optimizer | None) -> list[Tensor]:
         """The gradients of the step: averaged over ranks, unscaled and clipped like the optimizer's own."""
+        if not self.wanted:
+            return []
         kept = [w.slot.total for w in self.weights if w.slot is not None]
         found = [(w, w.gradient, w.values.grad) for w in self.weights if w.slot is None]
         ready = [(w, mine, living) for w, mine, living in found if mine is not None and living is not None]

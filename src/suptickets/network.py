@@ -204,9 +204,9 @@ class SparseNetwork:
         self.collection.start()
 
     def release_gradient(self) -> None:
-        """Forget the gradient of all positions and stop collecting it."""
+        """Forget the gradient of all positions; collect on only if the next step needs it."""
         self._held = False
-        self.collection.stop()
+        self.prepare()
 
     def gradients_ready(self) -> bool:
         """Whether the gradient of all positions is there and finite."""
@@ -235,12 +235,12 @@ class SparseNetwork:
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
+        if self._held:  # it goes on: what was collected is the user's until they explore
+            return
         step, booster, method = self.step + 1, self.booster, self.method
         needed = method.observes or (method.needs_gradient(step) and not self._held_off(step))
-        if needed or (booster is not None and booster.needs_gradient(step)):
-            self.collection.start()
-        elif not self._held:
-            self.collection.stop()
+        needed |= booster is not None and booster.needs_gradient(step)
+        self.collection.start() if needed else self.collection.stop()
 
     def _held_off(self, step: int) -> bool:
         return self.booster is not None and self.booster.holds(step)
@@ -306,6 +306,7 @@ class SparseNetwork:
 
     def _end(self) -> None:
         self.step += 1
+        held, self._held = self._held, False  # explorations of the method leave the user's gradient alone
         try:
             self.method.observe(self)
             if not self._held_off(self.step):
@@ -315,6 +316,7 @@ class SparseNetwork:
         finally:
             if self.booster is not None:
                 self.booster.put_back()  # not before: the state of what has grown may depend on the rate
+            self._held |= held
             self.prepare()
 
     # ---- copies, files, checks ----

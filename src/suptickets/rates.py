@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import Tensor
 from torch.optim import Optimizer
 
+from suptickets.schedules import proportions
+
 
 class Users(NamedTuple):
     """The user's rates, and who put others in their place."""
@@ -44,9 +46,7 @@ class Rates:
         groups = optimizer.param_groups
         other = self._whose is not None and self._whose() is not optimizer
         if self.proportions is None or len(self.proportions) != len(groups) or other:
-            own = [float(group.get("initial_lr", group["lr"])) for group in groups]
-            reference = next((rate for rate in own if rate), None)
-            self.proportions = [1.0 if reference is None else rate / reference for rate in own]
+            self.proportions = proportions([float(g.get("initial_lr", g["lr"])) for g in groups])
         self._whose = weakref.ref(optimizer)
         if optimizer not in _HOOKED:
             _HOOKED.add(optimizer)

@@ -100,6 +100,12 @@ def cycles(shape: str, length: int, low: float, high: float) -> Schedule:
     return lambda step: cycle.shape(cycle.position(step, length), low, high)
 
 
+def proportions(rates: Sequence[float]) -> list[float]:
+    """Rates of parameter groups, relative to the first that learns (rate above 0); 1 if none does."""
+    first = next(filter(None, rates), None)
+    return [1.0 if first is None else rate / first for rate in rates]
+
+
 class Scheduler(LRScheduler):
     """A torch scheduler that follows a schedule; groups keep their proportions to the first that learns."""
 
@@ -110,9 +116,8 @@ class Scheduler(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """The rates of the next step."""
-        rate, own = self.schedule(self.last_epoch + 1), [float(base) for base in self.base_lrs]
-        first = next(filter(None, own), None)
-        return [rate if first is None else rate * (base / first) for base in own]
+        rate = self.schedule(self.last_epoch + 1)
+        return [rate * proportion for proportion in proportions([float(base) for base in self.base_lrs])]
 
     def state_dict(self) -> dict[str, object]:
         """Everything but the schedule, which is a function."""

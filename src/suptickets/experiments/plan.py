@@ -16,7 +16,7 @@ from typing import Any
 from suptickets.errors import SparsityError
 from suptickets.experiments.cells import VARIATIONS, Cell, experiment
 from suptickets.tickets import epochs_to_steps
-from suptickets.training.build import method
+from suptickets.training.build import drop_epochs, method
 from suptickets.training.settings import Settings, resolve
 
 KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
@@ -292,7 +292,7 @@ def start_of(run: Settings) -> int:
 def drops(run: Settings) -> list[int]:
     """The epochs after which the rate drops; in a run without cycles those of its twin with cycles."""
     base = run.epochs if run.milestones_of == "training" else start_of(run)
-    return [int(fraction * base) for fraction in run.milestones]
+    return drop_epochs(run, base)
 
 
 def _shares(drops: Iterable[int], epochs: int) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from suptickets.errors import SparsityError
 from suptickets.experiments.plan import Mode, Reading
-from suptickets.training.folder import RunFolder, to_json
+from suptickets.training.folder import RunFolder, append, locked, to_json
 from suptickets.training.progress import print_plain
 
 Kind = type | tuple[type, ...]
@@ -72,7 +72,8 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with file.open("ab+") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)
+                with contextlib.suppress(OSError):  # where there are no locks
+                    fcntl.flock(stream, fcntl.LOCK_EX)
                 _append(stream.fileno(), text)
         except OSError as error:
             raise SparsityError(f"cannot write {file} ({error.strerror}): choose another --out") from error
@@ -82,7 +83,7 @@ def _append(file: int, text: bytes) -> None:
     """After a line that was cut off comes a new one."""
     size = os.fstat(file).st_size
     whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
-    os.write(file, text if whole else b"\n" + text)
+    append(file, text if whole else b"\n" + text)
     os.fsync(file)
 
 
@@ -178,9 +179,4 @@ def held(path: Path) -> Iterator[bool]:
     """Hold a lock, if nobody else does; the kernel releases it when this process ends, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield locked(file.fileno())

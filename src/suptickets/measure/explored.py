@@ -51,10 +51,10 @@ class Explored:
         """Take the connections that live now for some that have lived."""
         alike: dict[object, list[str]] = defaultdict(list)
         for name, weight in self.network.weights.items():
-            positions, version = weight.positions, weight.positions._version
-            known = self._seen.get(name)
-            if known is None or known[0] is not positions or known[1] != version:
-                self._seen[name] = (positions, version)
+            positions = weight.positions
+            known, version = self._seen.get(name, (None, 0))
+            if known is not positions or version != positions._version:
+                self._seen[name] = (positions, positions._version)
                 alike[positions.device, weight.order].append(name)
         if any(self._seen[name][0].device != self._home[name] for names in alike.values() for name in names):
             self._begin(self.state_dict())

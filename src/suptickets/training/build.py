@@ -268,6 +268,11 @@ def normal(settings: Settings, steps: int) -> int:
     return settings.epochs * steps - cycles
 
 
+def drop_epochs(settings: Settings, epochs: float) -> list[int]:
+    """The epochs after which the rate drops, rounded down; 0.7 * 90 is 63, though it is below in floats."""
+    return [int(fraction * epochs + 1e-9) for fraction in settings.milestones]
+
+
 def learning_rate(settings: Settings, steps: int) -> Schedule:
     """The rate at each step of the normal phase: warm-up, then drops at milestones in whole epochs.
 
@@ -275,8 +280,7 @@ def learning_rate(settings: Settings, steps: int) -> Schedule:
     """
     of_training = settings.milestones_of == "training"
     epochs = settings.epochs if of_training else normal(settings, steps) / steps
-    after = [int(fraction * epochs) for fraction in settings.milestones]
-    drops = step_drops(settings.lr, [epoch * steps for epoch in after if epoch])
+    drops = step_drops(settings.lr, [epoch * steps for epoch in drop_epochs(settings, epochs) if epoch])
     warmup = settings.warmup_epochs * steps
     return lambda step: drops(step) * min(step / warmup, 1.0) if warmup else drops(step)
 

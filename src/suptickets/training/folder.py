@@ -133,7 +133,7 @@ class RunFolder:
         self._make()
         holder, patience = os.open(self.path, os.O_RDONLY), time.monotonic() + PATIENCE
         try:
-            while not _locked(holder):
+            while not locked(holder):
                 if time.monotonic() > patience:
                     raise SparsityError(
                         f"another process trains in {self.path}: wait, or choose another --out"
@@ -192,10 +192,7 @@ class RunFolder:
         try:
             file = os.open(self.metrics, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                text, size = f"{to_json(line)}\n".encode(), os.fstat(file).st_size
-                if os.write(file, text) < len(text):  # the disk is full
-                    os.ftruncate(file, size)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                append(file, f"{to_json(line)}\n".encode())
             finally:
                 os.close(file)
         except OSError as error:
@@ -316,7 +313,15 @@ def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
 
 
-def _locked(file: int) -> bool:
+def append(file: int, text: bytes) -> None:
+    """Add to an open file all of it, or nothing."""
+    size = os.fstat(file).st_size
+    if os.write(file, text) < len(text):  # the disk is full
+        os.ftruncate(file, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def locked(file: int) -> bool:
     """Whether it is ours now; where there are no locks, it is."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
