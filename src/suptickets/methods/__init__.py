@@ -1,11 +1,13 @@
 """The methods: who lives when. One short file each; `METHODS` knows them by name."""
 
 from suptickets.methods.base import Dynamic, Method
-from suptickets.methods.dense import Dense, SmallDense
+from suptickets.methods.dense import Dense
 from suptickets.methods.dsr import DSR
-from suptickets.methods.granet import GMP, GraNet
+from suptickets.methods.gmp import GMP
+from suptickets.methods.granet import GraNet
 from suptickets.methods.rigl import RigL
 from suptickets.methods.set import SET
+from suptickets.methods.small_dense import SmallDense
 from suptickets.methods.snfs import SNFS
 from suptickets.methods.snip import SNIP
 from suptickets.methods.static import Static

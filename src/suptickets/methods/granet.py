@@ -1,4 +1,4 @@
-"""GraNet (Liu et al., NeurIPS 2021) and gradual magnitude pruning (Zhu and Gupta, 2017)."""
+"""GraNet: gradual pruning with zero-cost neuroregeneration (Liu et al., NeurIPS 2021)."""
 
 from __future__ import annotations
 
@@ -89,21 +89,3 @@ class GraNet(Dynamic):
 
     def _explore(self, network: SparseNetwork, step: int) -> None:
         network.explore(self.rate_at(step))
-
-
-@dataclass
-class GMP(GraNet):
-    """Gradual magnitude pruning: GraNet's schedule from a dense start, without growth."""
-
-    name: ClassVar[str] = "gmp"
-    summary: ClassVar[str] = "gradual global magnitude pruning from a dense start, no growth"
-
-    _: KW_ONLY
-    initial_sparsity: float = 0.0
-
-    def needs_gradient(self, step: int) -> bool:
-        """Nothing is grown."""
-        return False
-
-    def _explore(self, network: SparseNetwork, step: int) -> None:
-        """Nothing is grown."""
