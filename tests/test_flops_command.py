@@ -146,7 +146,7 @@ def test_a_model_of_the_users_own(capsys, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 WRONG = [
-    ("--method rigl --final 0.3", "--final is for methods whose layers end where the weights decide"),
+    ("--method rigl --final 0.3", "--final is for methods whose final layers depend on the weights"),
     ("--method granet --final 30", "--final is a fraction, not a percentage"),
     ("--method granet --final nan", "--final must be"),
     ("--booster ensembel", "did you mean 'ensemble'?"),

@@ -15,7 +15,7 @@ class Booster(Protocol):
         """Called before every step of the optimizer."""
 
     def put_back(self) -> None:
-        """Called when the optimizer's step is over, skipped, or done with all that it set off."""
+        """Called when a step was skipped, or is finished with everything that it triggered."""
 
     def holds(self, step: int) -> bool:
         """Whether the method is to keep still after step number `step`."""

@@ -83,7 +83,7 @@ class Collection:
         return gradients + [gradient for gradient in kept if gradient is not None]
 
     def nothing(self, optimizer: Optimizer | None, step: int) -> str:
-        """Why nothing was collected, if the step is that of a training all the same; else it is refused."""
+        """Why nothing was collected, if the step did train something; otherwise raises."""
         groups = getattr(optimizer, "param_groups", [])
         trained = {id(p) for g in groups for p in g["params"] if p.grad is not None and bool(p.grad.any())}
         own = [w for w in self.weights if w.slot is not None or id(w.values) in trained]

@@ -81,7 +81,7 @@ class Ticket:
         return {key: len(connections.rows) for key, connections in self.sparse.items()}
 
     def types(self) -> dict[str, torch.dtype]:
-        """Of all that can be averaged."""
+        """The dtype of every tensor that can be averaged."""
         dense = {key: value.dtype for key, value in self.dense.items() if is_number(value)}
         return dense | {key: connections.values.dtype for key, connections in self.sparse.items()}
 

@@ -28,8 +28,10 @@ def densities(
     fraction("sparsity", sparsity)
     choice("distribution", distribution, DISTRIBUTIONS)
     for shape in shapes:
-        if not isinstance(shape, Sequence) or not shape or any(whole("a size", n) < 1 for n in shape):
+        if not isinstance(shape, Sequence) or not shape:
             raise SparsityError(f"shapes must be a list of shapes, each with a size or more, not {shapes!r}")
+        for size in shape:
+            whole("a size", size)
     if sparsity == 0:
         return [1.0] * len(shapes)
     sizes = [math.prod(shape) for shape in shapes]

@@ -47,7 +47,7 @@ class DenseGradient:
         self._fresh = old is None or (not same and not bool(old.any()))
 
     def _note(self, values: Tensor) -> None:
-        """A gradient that happens to be zero is told from one that was written to zeros by its version."""
+        """Its version tells a gradient that happens to be zero from one that `zero_grad` zeroed."""
         assert values.grad is not None
         self._last, self._version = ref(values.grad), values.grad._version
         self._anew = self._fresh

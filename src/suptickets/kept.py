@@ -248,7 +248,7 @@ class KeptWeights:
 
     @torch.no_grad()
     def release(self) -> None:
-        """Give every weight its own tensors back, and the keys to the next that are kept."""
+        """Give every weight its own tensors back, and free the keys of their slots for others."""
         for slot in self.slots:
             _slots.pop(slot.key, None)
         for weight in self.weights:

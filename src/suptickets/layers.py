@@ -25,7 +25,7 @@ CASTING = (nn.Linear, nn.RNNBase, nn.MultiheadAttention, nn.modules.conv._ConvNd
 
 
 def casts(module: nn.Module) -> bool:
-    """Whether autocast casts the weights of a module, for torch's own code computes with them."""
+    """Whether autocast casts the weights of a module: only where torch's own forward pass uses them."""
     code = module.forward, getattr(module, "_conv_forward", module.forward)
     places = [str(getattr(one, "__module__", "")) for one in code]
     return isinstance(module, CASTING) and all(place.startswith("torch.nn.") for place in places)

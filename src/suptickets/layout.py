@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-CONNECTIONS = 2**22  # that go together: of more, starting is not what takes time
+CONNECTIONS = 2**22  # processed together at most: beyond this, launches no longer dominate
 CACHED = 2**15  # the same on a CPU: more would leave its cache
 
 
@@ -109,7 +109,7 @@ def in_order(places: Tensor, size: int) -> bool:
 
 
 def place_of(name: str, value: Any) -> Any:
-    """What two names of one tensor, tied weights, have in common; of what has no such place, the name."""
+    """A key that is equal for two names of one tensor (tied weights); the name, if it has no memory."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return name
     return value.data_ptr() or name, value.device, value.dtype, value.shape, value.stride()

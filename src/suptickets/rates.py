@@ -1,4 +1,4 @@
-"""A cycle's learning rate in the optimizer while it steps and what it sets off is done; else the user's.
+"""Puts a cycle's rate into the optimizer for a step and all that it triggers, then the user's back.
 
 A scheduler that computes its rate from the last one would be led astray by any other that it finds; so would
 a training that goes on from an optimizer which was saved in a step, or after one that raised (of that no hook
@@ -17,19 +17,19 @@ from torch.optim import Optimizer
 from suptickets.schedules import proportions
 
 
-class Users(NamedTuple):
+class Replaced(NamedTuple):
     """The user's rates, and who put others in their place."""
 
     owner: Rates
     rates: list[float | Tensor]
 
 
-_USERS: WeakKeyDictionary[Optimizer, Users] = WeakKeyDictionary()  # of optimizers that are in a step
+_REPLACED: WeakKeyDictionary[Optimizer, Replaced] = WeakKeyDictionary()  # of optimizers that are in a step
 _HOOKED: WeakSet[Optimizer] = WeakSet()
 
 
 class Rates:
-    """Of one that has cycles; of several with one optimizer, the last to come puts the user's rates back."""
+    """The rates of one booster; if several share an optimizer, the last to replace them restores them."""
 
     def __init__(self) -> None:
         """The groups of the optimizer keep their `proportions` to the first that learns."""
@@ -37,7 +37,7 @@ class Rates:
         self._whose: weakref.ref[Optimizer] | None = None  # not known of those that were loaded
 
     def load(self, proportions: list[float] | None) -> None:
-        """Go on with those of another time, whichever optimizer it is now."""
+        """Go on with saved proportions; the optimizer may be a new one."""
         self.proportions, self._whose = proportions, None
 
     def put(self, optimizer: Optimizer, rate: float) -> None:
@@ -51,24 +51,26 @@ class Rates:
         if optimizer not in _HOOKED:
             _HOOKED.add(optimizer)
             optimizer.register_state_dict_post_hook(_saved)
-        known = _USERS.get(optimizer)
-        _USERS[optimizer] = Users(self, known.rates if known else [_read(group["lr"]) for group in groups])
+        known = _REPLACED.get(optimizer)
+        _REPLACED[optimizer] = Replaced(
+            self, known.rates if known else [_read(group["lr"]) for group in groups]
+        )
         for group, proportion in zip(groups, self.proportions, strict=True):
             group["lr"] = _written(group["lr"], rate * proportion)
 
     def put_back(self, optimizer: Optimizer) -> None:
         """The user's rates, if this one has replaced them."""
-        users = _USERS.get(optimizer)
+        users = _REPLACED.get(optimizer)
         if users is None or users.owner is not self:
             return
-        del _USERS[optimizer]
+        del _REPLACED[optimizer]
         for group, rate in zip(optimizer.param_groups, users.rates, strict=False):
             group["lr"] = _written(group["lr"], rate)
 
 
 def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """A state dict has the user's rates."""
-    users = _USERS.get(optimizer)
+    users = _REPLACED.get(optimizer)
     for group, rate in zip(state["param_groups"], users.rates if users else (), strict=False):
         group["lr"] = _read(rate)
 

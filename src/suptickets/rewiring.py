@@ -2,8 +2,8 @@
 
 An exploration is little arithmetic in many small pieces: on a GPU, starting them takes longer than they do.
 So weights that are alike go through it together: their connections side by side, each marked with its weight,
-sorted and moved in one go. What is left of single weights is their scores, and who is grown by them, if their
-neighbours have another size. On a CPU nothing is gained by that, and each weight goes by itself.
+sorted and moved in one go. Only scores are still computed weight by weight, and growth where neighbours
+differ in size. On a CPU nothing is gained by that, and each weight goes by itself.
 """
 
 from __future__ import annotations

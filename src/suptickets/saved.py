@@ -112,7 +112,7 @@ def _problems(model: nn.Module, theirs: Mapping[str, Any]) -> Iterator[str]:
 def weight_problems(model: nn.Module, state: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """What is wrong with the sparse weights in a state dict in which names begin with `prefix`.
 
-    Weights that are not in it at all are torch's to tell, or to leave alone.
+    Weights that are missing altogether are left to torch, which reports them if it is strict.
     """
     for name, weight in sparse_weights(model):
         given = state.get(prefix + name), state.get(prefix + name + POSITIONS)

@@ -22,13 +22,13 @@ class Steps:
         """Nothing is followed yet."""
         self.optimizer: Optimizer | None = None
         self._begun, self._complete, self._ended, self._broken = begin, complete, end, broken
-        self._open = self._explicit = self._stepped = self._hooked = False
+        self._open = self._explicit = self._stepped = False
         self._handles: list[Any] = []
 
     def follow(self, optimizer: Optimizer, *, hooks: bool) -> None:
         """Without `hooks`, only `before` and `after` tell of steps."""
         self.leave()
-        self.optimizer, self._hooked = optimizer, hooks
+        self.optimizer = optimizer
         if hooks:
             self._handles = [
                 optimizer.register_step_pre_hook(self._pre_hook),
@@ -43,9 +43,9 @@ class Steps:
 
     def before(self) -> None:
         """A step that is driven explicitly begins; without hooks, nothing else tells of its gradients."""
-        self._explicit, self._stepped = True, not self._hooked
+        self._explicit, self._stepped = True, not self._handles
         self._begin()
-        if not self._hooked:
+        if not self._handles:
             self._complete()
 
     def after(self) -> None:
@@ -62,7 +62,7 @@ class Steps:
         return tuple(map(self._guarded, args)), {name: self._guarded(one) for name, one in kwargs.items()}
 
     def _guarded(self, argument: Any) -> Any:
-        """A closure that tells when it raises; what is none as it is."""
+        """A closure wrapped to tell that it raised; any other argument as it is."""
         if not _is_closure(argument):
             return argument
 

@@ -270,7 +270,7 @@ def _shapes(ticket: Ticket) -> dict[str, str]:
 
 
 def _kinds(ticket: Ticket) -> dict[str, str]:
-    """What can be averaged with what; of integers nothing is."""
+    """The kind of each tensor: only equal kinds are averaged, integers never."""
     values = {**ticket.dense, **{key: connections.values for key, connections in ticket.sparse.items()}}
     return {key: _kind(value) if is_number(value) else "integer" for key, value in values.items()}
 

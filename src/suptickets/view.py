@@ -65,8 +65,8 @@ _skipped = False
 def as_view(dense: Tensor) -> DenseView:
     """The tensor as such a view.
 
-    Code that torch.compile has to leave as it is, such as recurrent layers, would have `__torch_function__`
-    compiled by itself, and be given what it did for another attribute or tensor: it is left as it is too.
+    Where torch.compile falls back to eager (recurrent layers), it would compile `__torch_function__` alone
+    and reuse the result for another attribute or tensor: so dynamo is told to skip it.
     """
     global _skipped
     if not _skipped:

@@ -139,6 +139,8 @@ class SparseWeight(nn.Module):
 
     def unflatten(self, flat: Tensor) -> Tensor:
         """A flat tensor in memory order, viewed with the weight's shape."""
+        if self._row_major:
+            return flat.view(self.shape)
         return flat.view([self.shape[d] for d in self.order]).permute(self._inverse)
 
     def flatten(self, dense: Tensor) -> Tensor:

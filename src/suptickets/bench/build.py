@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from suptickets.bench.contenders import Run, batches, tidy
-from suptickets.bench.turns import Contender, Options, Row, judged, median, ratio, take_turns
+from suptickets.bench.turns import Contender, Options, Row, judged, ratio, take_turns
 
 REQUIRED = {"vgg16": {"ratio_to_step": 0.05}}
 PAGE = 1024  # numbers in a page of memory

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from suptickets.bench.contenders import NEVER, RATE, Run, batches, tidy
-from suptickets.bench.turns import Contender, Options, Row, judged, median, ratio, take_turns
+from suptickets.bench.turns import Contender, Options, Row, judged, ratio, take_turns
 from suptickets.data.base import ArrayData
 from suptickets.training.settings import resolve
 from suptickets.weight import SparseWeight

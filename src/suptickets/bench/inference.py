@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,7 +26,6 @@ from suptickets.bench.turns import (
     Row,
     Times,
     judged,
-    median,
     ratio,
     take_turns,
 )

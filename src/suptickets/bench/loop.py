@@ -6,12 +6,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.nn.functional as F
 
 from suptickets.bench.contenders import BATCH, NEVER, noise
-from suptickets.bench.turns import Options, Row, judged, median, ratio
+from suptickets.bench.turns import Options, Row, judged, ratio
 from suptickets.data import Data, load_data
 from suptickets.training.folder import RunFolder
 from suptickets.training.loop import Trainer

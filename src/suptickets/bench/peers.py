@@ -12,12 +12,13 @@ the fast step on a GPU, the plain one on a CPU.
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from suptickets.bench.contenders import BATCH, NEVER, Run, batches, images_of, noise, tidy
 from suptickets.bench.loop import epochs_in_turn
 from suptickets.bench.rivals import WORKERS, AoPruning, Published, Rival, Sparsimony, Transformed
-from suptickets.bench.turns import Contender, Options, Row, judged, median, ratio, take_turns
+from suptickets.bench.turns import Contender, Options, Row, judged, ratio, take_turns
 from suptickets.data.base import ArrayData
 from suptickets.errors import reason
 from suptickets.training.loop import Trainer

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from suptickets.bench.contenders import Run, batches, tidy
-from suptickets.bench.turns import Contender, Options, Row, judged, median, take_turns
+from suptickets.bench.turns import Contender, Options, Row, judged, take_turns
 from suptickets.layers import ELIGIBLE
 from suptickets.measure.flops import flops
 

@@ -6,8 +6,10 @@ with its data as one graph; all three have the same forward pass, loss, feed and
 
 from __future__ import annotations
 
+from statistics import median
+
 from suptickets.bench.contenders import VARIANTS, batches, tidy, variant
-from suptickets.bench.turns import Limits, Options, Row, judged, median, ratio, take_turns
+from suptickets.bench.turns import Limits, Options, Row, judged, ratio, take_turns
 
 CPU = {"vgg16": {"ratio_to_dense": 1.10}}
 GPU = {

@@ -7,10 +7,11 @@ steps: its share of a run is measured there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 from suptickets.bench.contenders import Run, batches, tidy
 from suptickets.bench.explore import CIFAR, in_a_run
-from suptickets.bench.turns import Contender, Options, Row, Times, judged, median, ratio, take_turns
+from suptickets.bench.turns import Contender, Options, Row, Times, judged, ratio, take_turns
 from suptickets.training.build import normal
 from suptickets.training.settings import Settings, resolve
 

@@ -16,13 +16,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from statistics import median
 from tempfile import TemporaryDirectory
 from threading import Barrier, BrokenBarrierError
 
 import torch
 
 from suptickets.bench.contenders import BATCH, Run, images_of, noise
-from suptickets.bench.turns import Options, Row, judged, median, ratio
+from suptickets.bench.turns import Options, Row, judged, ratio
 from suptickets.training.jobs import shared_gpu
 from suptickets.training.settings import resolve
 

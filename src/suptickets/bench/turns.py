@@ -5,10 +5,10 @@ Only ratios from one run count: whatever else the machine does then hits all con
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -104,14 +104,9 @@ def _wait(options: Options) -> None:
         torch.cuda.synchronize(options.device)
 
 
-def median(values: list[float]) -> float:
-    """The middle one."""
-    return statistics.median(values)
-
-
 def ratio(above: list[float], below: list[float]) -> float:
     """The median over the rounds of the ratio within a round."""
-    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+    return median(a / b for a, b in zip(above, below, strict=True))
 
 
 def judged(row: Row, at_most: Limits | None = None, at_least: Limits | None = None) -> Row:

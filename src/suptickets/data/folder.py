@@ -177,9 +177,9 @@ def _blocked() -> Iterator[None]:
 
 
 def _undisturbed(worker: int) -> None:
-    """Who asks all to stop means the process that trains: it writes a checkpoint, then ends its workers.
+    """A signal to the whole group is meant for the process that trains, which then ends its workers itself.
 
-    Should it have to do that by signals, one of them is not enough, but the next is.
+    So workers ignore Ctrl-C, and leave at the second SIGTERM.
     """
     asked = count(1)
 

@@ -23,7 +23,7 @@ KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
 AVERAGING = ("rule", "beta", "batch_norm")  # what only combines tickets
 CYCLES = ("cycles", "cycle_epochs", "lr_high", "explore_rate", "schedule", "criteria")  # what makes them
 IN_CYCLES = ("lr_low", "explore_at", "prune", "prune_when")  # these too; no cell varies them
-LATER = ("explore_rate",)  # varied since results were stored: a key names it where it is not the default
+LATER = ("explore_rate",)  # added after results were stored: part of a key only where it is not the default
 
 FIXED = ("seed", "recipe", "milestones", "milestones_of", "keep_tickets", "teachers", "data_dir")  # by us
 
@@ -295,7 +295,7 @@ def drops(run: Settings) -> list[int]:
     return drop_epochs(run, base)
 
 
-def _shares(drops: Iterable[int], epochs: int) -> tuple[float, ...]:
+def _shares(drops: Sequence[int], epochs: int) -> tuple[float, ...]:
     """Fractions of so many epochs that give these drops, rounded down."""
     shares = (drop / epochs for drop in drops)
     return tuple(

@@ -313,7 +313,7 @@ def bound_to(runner: str | None) -> Iterator[None]:
 
 
 def _watch(runner: Path, over: Event) -> None:
-    """Ask for a checkpoint, as often as it takes; who compiles or loads data does not hear it in time."""
+    """Ask for a checkpoint again and again, then leave: a process that compiles or loads does not hear it."""
     while not over.is_set() and not _gone(runner):
         over.wait(LOOK)
     until = time.monotonic() + GRACE

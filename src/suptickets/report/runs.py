@@ -179,8 +179,7 @@ class Group:
 
     def mean(self, key: str, part: str | None = None) -> float | None:
         """The mean over the runs."""
-        values = self.values(key, part)
-        return mean(values) if values else None
+        return _mean(self.values(key, part))
 
     def deviation(self, key: str, part: str | None = None) -> float | None:
         """The standard deviation over the runs, if there are several."""
@@ -189,15 +188,11 @@ class Group:
 
     def of_parts(self, key: str) -> float | None:
         """The mean over all tickets (heads, members) of all runs."""
-        values = [reading(part, key) for run in self.runs for part in run.parts]
-        known = [value for value in values if value is not None]
-        return mean(known) if known else None
+        return _mean(reading(part, key) for run in self.runs for part in run.parts)
 
     def ticket(self, place: int, key: str) -> float | None:
         """The mean over the runs of one of their tickets, the first being 0."""
-        values = [reading(run.tickets[place], key) for run in self.runs if place < len(run.tickets)]
-        known = [value for value in values if value is not None]
-        return mean(known) if known else None
+        return _mean(reading(run.tickets[place], key) for run in self.runs if place < len(run.tickets))
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -266,6 +261,12 @@ def method_name(config: Mapping[str, Any]) -> str:
     method, booster = plain(config.get("method", "")), plain(config.get("booster", "none"))
     known = METHODS.get(method)
     return (known.__name__ if known else method) + BOOSTED.get(booster, f" + {booster.capitalize()}")
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known, if any is."""
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def part_name(config: Mapping[str, Any]) -> str:

@@ -88,8 +88,8 @@ class RunFolder:
     def look(self, settings: Settings, *, force: bool = False, moved: bool = False) -> dict[str, Any] | None:
         """The result of this run, if it is done; refuses a folder that holds another run.
 
-        A damaged summary is none, nor is one whose network is gone: the run is finished again from its
-        checkpoint. `moved`: its data may be elsewhere now.
+        A summary that is damaged, or whose network is missing, does not count: the run is finished again from
+        its checkpoint. `moved`: its data may be elsewhere now.
         """
         if force:
             return None

@@ -233,7 +233,7 @@ class Trainer(Parts):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on; of what each process has its own, all of them."""
-        p, cuda = self.processes, self.processes.device.type == "cuda"
+        p = self.processes
         self.explored.update()
         alive = self.network.weights
         return {
@@ -249,7 +249,7 @@ class Trainer(Parts):
             "scores": [scores.as_dict() for scores in self.scores],
             "meter": p.gather(self.meter.values()),
             "rng": p.gather(torch.get_rng_state()),
-            "cuda_rng": p.gather(torch.cuda.get_rng_state()) if cuda else None,
+            "cuda_rng": p.gather(torch.cuda.get_rng_state()) if self.on_gpu else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ class Trainer(Parts):
             seen = torch.stack(meters)
             self.meter.load(torch.cat([seen[:, :2].sum(0) * (rank == 0), seen[:1, 2]]))
         torch.set_rng_state(state["rng"][rank % len(meters)])
-        if state["cuda_rng"] is not None and self.processes.device.type == "cuda":
+        if state["cuda_rng"] is not None and self.on_gpu:
             torch.cuda.set_rng_state(state["cuda_rng"][rank % len(meters)])
 
     def _finish(self, folder: RunFolder) -> dict[str, Any]:

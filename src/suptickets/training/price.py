@@ -33,7 +33,7 @@ SIZES = {
     "imagenet": (1_281_167, 1000, (3, 224, 224)),
 }
 LARGEST = 10**6  # pixels a side; the bytes of all images are counted in 64 bits
-#: Methods whose layers end where the weights decide.
+#: Methods whose final layers depend on the weights.
 BY_WEIGHTS = (SNIP, GraNet, SNFS, DSR)
 
 
@@ -53,7 +53,7 @@ def price(
     method = build.method(settings, data.steps(settings.batch_size), lambda _: None)
     if final is not None and not isinstance(method, BY_WEIGHTS):
         raise SparsityError(
-            f"--final is for methods whose layers end where the weights decide: {settings.method} has none"
+            f"--final is for methods whose final layers depend on the weights: not for {settings.method}"
         )
     network, counted = _counted(settings, data, method)
     known = counted.ratio if final is None else fraction("--final", final, one=True)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError
+from suptickets.weight import POSITIONS
 
 T = TypeVar("T")
 GRACE = 3.0  # seconds
@@ -65,8 +66,9 @@ class Processes:
     def share_buffers(self, model: nn.Module) -> None:
         """Give all processes the first one's: batch-norm statistics differ where they are not synced."""
         if self.world > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, 0)
+            for name, buffer in model.named_buffers():
+                if not name.endswith(POSITIONS):  # the same everywhere
+                    dist.broadcast(buffer, 0)
 
     def first(self, action: Callable[[], T]) -> T:
         """The first process does it; all get what came of it, or the error."""
@@ -106,7 +108,7 @@ def disconnect() -> None:
 
 
 def speaks(message: str) -> bool:
-    """Whether this process is the one to say so: alone, or the first that has to."""
+    """Whether this process should say it: it is alone, or the first that has to."""
     if not (dist.is_available() and dist.is_initialized()):
         return is_main()
     try:

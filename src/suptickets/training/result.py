@@ -59,8 +59,10 @@ def _final(trainer: Trainer, singles: list[nn.Module]) -> nn.Module:
         return trainer.network.densify()
     if s.booster == "free-tickets":  # they do not share a basin
         return singles[-1]
+    if s.batch_norm != "recompute":
+        return trainer.tickets.ticket()
     loader = trainer.data.train_batches(s.batch_size, s.seed, s.epochs, device=p.device, dtype=trainer.dtype)
-    return trainer.tickets.ticket(loader if s.batch_norm == "recompute" else None)
+    return trainer.tickets.ticket(loader)
 
 
 def _summary(

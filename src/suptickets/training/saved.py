@@ -99,7 +99,7 @@ class Saved:
 def living(model: nn.Module, told: Any) -> ModelSparsity:
     """The living connections of a plain network: as it is `told` of its layers, or else its non-zeros.
 
-    A connection that has just grown holds 0. What cannot be is not believed.
+    New connections hold 0, so counts that the file states are preferred, where they are possible.
     """
     trained = {candidate.name for candidate in choose(model)}
     counted = {name: layer for name, layer in sparsity(model).layers.items() if name in trained}

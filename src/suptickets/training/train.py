@@ -83,13 +83,10 @@ def _note_place(folder: RunFolder, settings: Settings, processes: Processes, pro
 
 def _data(settings: Settings, processes: Processes, progress: Progress) -> Data:
     """Rank 0 reads first, so that a download happens once, and what is missing is said once."""
-
-    def load() -> Data:
-        return build.data_of(settings)
-
+    read: list[Data] = []
     if processes.world > 1:
-        processes.first(lambda: load().classes)
-    data = load()
+        processes.first(lambda: read.append(build.data_of(settings)))
+    data = read[0] if read else build.data_of(settings)
     if settings.holdout:
         progress.say(f"evaluated on {data.test_size:,} held-out training samples, not on the test data")
     if not isinstance(data, ArrayData):
