@@ -423,6 +423,23 @@ def test_tickets_superposed_again_keep_what_is_not_sparse(tmp_path: Path, monkey
     assert bool((load_file("again/ticket.safetensors")["pos"] != 0).all())
 
 
+@pytest.mark.parametrize("rule", ["cima", "caa"])
+def test_tickets_that_are_read_again_keep_the_counts_of_their_layers(capsys, tmp_path: Path, rule) -> None:
+    """SET grows to 0 behind units that never fire, and in a file such a connection looks like none."""
+    options = ("--model", "mlp", "--method", "set", "--epochs", 6, "--cycles", 3, "--cycle-epochs", 1)
+    options += ("--interval", 10, "--keep-tickets", "--prune", "layer")
+    command = [*map(str, ("train", *options))]
+    assert cli.main([*command, "--out", str(tmp_path / "cia")]) == 0
+    assert cli.main([*command, "--rule", rule, "--out", str(tmp_path / rule)]) == 0
+    own, other = (RunFolder(tmp_path / name) for name in ("cia", rule))
+    read, real = Finished(own, own.settings())._superposed(other.settings()), other.load_summary()
+    assert [layer["nonzero"] for layer in read["layers"]] == [layer["nonzero"] for layer in real["layers"]]
+    assert [read[key] for key in SCORES] == [real[key] for key in SCORES]
+    first = real["layers"][0]
+    weights = [load_file(file)[first["name"] + ".weight"] for file in own.singles()]
+    assert any(int((weight != 0).sum()) < first["nonzero"] for weight in weights)
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_a_verdict_compares_scores_on_the_same_images(
     capsys, tmp_path: Path, monkeypatch, held: bool

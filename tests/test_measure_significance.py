@@ -49,6 +49,8 @@ def test_kolmogorov_smirnov_by_hand() -> None:
     """Of the 20 ways to mix 3 with 3, two have them apart, and all have a distance of at least 1/3."""
     assert kolmogorov_smirnov([1, 2, 3], [4, 5, 6]) == Significance(1.0, pytest.approx(2 / 20))
     assert kolmogorov_smirnov([1, 3, 5], [2, 4, 6]) == Significance(pytest.approx(1 / 3), 1.0)
+    for n in range(2, 40):  # all ways to mix have at least this distance
+        assert kolmogorov_smirnov(range(n), [i + 0.5 for i in range(n)]).p == pytest.approx(1.0, abs=1e-12)
 
 
 #: The p-values that the paper prints for "15 runs" each.

@@ -44,6 +44,7 @@ class Superposition:
         prune: `global` (the smallest magnitudes of the whole network go) or `layer` (each keeps its count).
         prune_when: `each` (after every ticket, as in Eq. 4) or `end` (once; needs the memory of the union).
         total: connections to keep; the first ticket's number by default.
+        targets: connections that each layer keeps with `layer`; the first ticket's shares by default.
     """
 
     rule: str = "cia"
@@ -51,10 +52,10 @@ class Superposition:
     prune: str = "global"
     prune_when: str = "each"
     total: int | None = None
+    targets: dict[str, int] = field(default_factory=dict)
     count: int = field(default=0, init=False)
     average: Ticket | None = field(default=None, init=False)
     types: dict[str, torch.dtype] = field(default_factory=dict, init=False)  # of the result
-    targets: dict[str, int] = field(default_factory=dict, init=False)
     fixed: set[str] = field(default_factory=set, init=False)  # frozen or kept dense: they keep their counts
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class Superposition:
         self.total = sum(counts.values()) if self.total is None else self.total
         sizes = [math.prod(ticket.shapes[key]) for key in counts]
         shares = [float(count) for count in counts.values()]
-        self.targets = dict(zip(counts, apportion(self.total, shares, sizes), strict=True))
+        self.targets = self.targets or dict(zip(counts, apportion(self.total, shares, sizes), strict=True))
         average = ticket.clone()
         if self.rule == "caa":
             for connections in average.sparse.values():

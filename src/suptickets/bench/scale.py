@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 from torch import nn
 
 from suptickets.bench.contenders import BATCH, Run, noise, tidy
 from suptickets.bench.superpose import collection
-from suptickets.bench.turns import Options, Row, median, ratio, take_turns
+from suptickets.bench.turns import Options, Row, ratio, take_turns
 from suptickets.errors import SparsityError
 
 SIZES = (1, 3, 10, 30, 100, 300, 500)  # million weights

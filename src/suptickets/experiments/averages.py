@@ -9,10 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from suptickets import given
 from suptickets.batch_norm import recompute
 from suptickets.data import Data
 from suptickets.experiments.plan import AVERAGING, Reading
-from suptickets.superpose import superpose
+from suptickets.superpose import Superposition
 from suptickets.training import build, saved
 from suptickets.training.evaluate import evaluate
 from suptickets.training.folder import SCORES, RunFolder, read_ticket
@@ -87,20 +88,18 @@ class Finished:
         return {**judged, "superposed": scores}
 
     def _superpose(self, wanted: Settings, into: RunFolder) -> None:
-        files = self.folder.singles()[: wanted.cycles]
+        """To the counts of the tickets: in the files, living connections that hold 0 cannot be seen."""
+        files, s = self.folder.singles()[: wanted.cycles], self.settings
         tensors, told = read_ticket(files[0])
         about = {key: value for key, value in told.items() if key != "living"}
         alive = told.get("living", {})
-        state = superpose(
-            files,
-            wanted.rule,
-            sparsity=1 - about["nonzero"] / about["parameters"],
-            layers=[key for key in tensors if key.removesuffix(".weight") in alive] or None,
-            beta=wanted.beta,
-            prune=self.settings.prune,
-            prune_when=self.settings.prune_when,
+        targets = {key: n for key in tensors if (n := alive.get(key.removesuffix(".weight"))) is not None}
+        superposition = Superposition(
+            wanted.rule, wanted.beta, s.prune, s.prune_when, about["nonzero"], targets
         )
-        into.save_ticket(state, about)
+        for file in files:
+            superposition.add(given.read_ticket(file, [*targets] or None, superposition.average))
+        into.save_ticket(superposition.result().state_dict(), about)
         if wanted.batch_norm == "recompute":
             into.save_ticket(self._recomputed(wanted, into.ticket), about)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -125,8 +126,8 @@ class Dynamic(Method):
 
     @property
     def last(self) -> float:
-        """The step after which connections stay."""
-        return float("inf") if self.total_steps is None else self.stop * self.total_steps
+        """The step after which connections stay; 0.29 * 100 is 29, though it is below in floats."""
+        return float("inf") if self.total_steps is None else math.floor(self.stop * self.total_steps + 1e-9)
 
     def due(self, step: int) -> bool:
         """Whether connections change after this step."""
@@ -134,7 +135,7 @@ class Dynamic(Method):
 
     def rate_at(self, step: int) -> float:
         """The share that an update after this step prunes and grows."""
-        return self.rate if self.decay == "constant" else cosine(step, max(round(self.last), 1), self.rate)
+        return self.rate if self.decay == "constant" else cosine(step, max(self.last, 1), self.rate)
 
     def needs_gradient(self, step: int) -> bool:
         """Only the steps after which something is chosen by gradient."""
