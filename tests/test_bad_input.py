@@ -331,6 +331,14 @@ def test_check_says_what_is_wrong():
     refused(network.check, "does not hold 0")
 
 
+def test_check_sees_a_layer_that_was_replaced():
+    model = mlp()
+    network = st.sparsify(model, st.Static(0.5), sgd(model), seed=0)
+    network.check()
+    model[4] = nn.Linear(12, 7)
+    refused(network.check, "4 was taken out of the model")
+
+
 def test_check_sees_a_lost_weight_decay():
     model = mlp()
     first, *rest = (p for p in model.parameters() if p.dim() > 1)

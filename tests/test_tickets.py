@@ -1378,6 +1378,18 @@ def test_training_without_an_optimizer_is_told_once(method, boosted):
     network.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_lr_is_that_of_the_first_group_that_learns():
+    model = build_model()
+    first, *others = model.parameters()
+    groups = [{"params": [first], "lr": 0.0}, {"params": others, "lr": 0.1}]
+    optimizer = torch.optim.SGD(groups)
+    tickets = st.SupTickets(st.sparsify(model, st.SET(0.8), optimizer, seed=0), 12, 6, 2, (LOW, HIGH))
+    assert tickets.lr == 0.1
+    F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    optimizer.step()
+    assert tickets.lr == pytest.approx(equation_3(1, 6, LOW, HIGH))
+
+
 def test_no_optimizer():
     network = st.sparsify(build_model(), st.RigL(0.8), seed=0)
     tickets = st.SupTickets(network, 18, 4, 3, (LOW, HIGH))

@@ -753,6 +753,9 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "diagonal": lambda weight: weight.diagonal().fill_(1),
     "expand": lambda weight: weight[None].expand(2, -1, -1)[0].zero_(),
     "contiguous": lambda weight: weight.contiguous().zero_(),
+    "register_hook": lambda weight: weight.register_hook(torch.zeros_like),
+    "post-accumulate hook": lambda weight: weight.register_post_accumulate_grad_hook(torch.zeros_like),
+    "retain_grad": lambda weight: weight.retain_grad(),
 }
 
 
@@ -761,6 +764,23 @@ def test_a_write_that_would_be_lost_is_refused(write: Any) -> None:
     model, _, _ = sparse()
     with torch.no_grad(), pytest.raises(st.SparsityError, match="would be lost"):
         write(model[1].weight)
+
+
+def test_an_optimizer_of_views_is_told_where_the_parameters_are() -> None:
+    model, _, network = sparse()
+    with pytest.raises(st.SparsityError, match="dense view .* named_parameters"):
+        sgd([{"params": [model[1].weight], "weight_decay": 0.1}, {"params": [model[1].bias]}])
+    groups = [[p for name, p in model.named_parameters() if name.endswith(end)] for end in ("weight", "bias")]
+    network.attach(sgd([{"params": group} for group in groups]))
+
+
+def test_a_hook_on_a_tensor_of_ones_own() -> None:
+    model, _, _ = sparse()
+    own, seen = model[1].weight.clone(), []
+    own.register_hook(seen.append)
+    own.retain_grad()
+    own.sum().backward()
+    assert torch.equal(seen[0], torch.ones_like(own)) and torch.equal(own.grad, seen[0])
 
 
 def test_what_is_computed_from_a_weight_is_a_plain_tensor() -> None:
@@ -1064,6 +1084,32 @@ def test_recurrent_layers_in_a_compiled_model(kind: type[nn.RNNBase], backend: s
         x, _ = batch(index)
         torch.testing.assert_close(compiled(x), model(x))
         train(compiled, optimizer, range(index, index + 1))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_a_pass_while_the_network_is_frozen_leaves_nothing_behind(backend: str | None, late: bool) -> None:
+    """As when a generator learns from a discriminator that stands still; `late`: until before backward()."""
+    model, _, network = sparse(st.RigL(0.7, interval=1))
+    torch._dynamo.reset()
+    forward = model if backend is None else torch.compile(model, backend=backend)
+
+    def frozen() -> None:
+        model.requires_grad_(False)
+        loss = 1000 * forward(batch(9)[0].requires_grad_()).sum()
+        model.requires_grad_(late)
+        loss.backward()
+        model.requires_grad_(True)
+
+    dense = network.densify().requires_grad_(True)
+    for index in range(2):  # accumulated
+        frozen()
+        for one in (forward, dense):
+            F.cross_entropy(one(batch(index)[0]), batch(index)[1]).backward()
+        frozen()
+    for name, weight in network.weights.items():
+        expected = dense.get_submodule(name).weight.grad
+        torch.testing.assert_close(weight.unflatten(weight.gradient), expected)
 
 
 def wrapped() -> nn.Module:

@@ -25,6 +25,7 @@ class DenseGradient:
         self._incoming: Tensor | None = None
         self._fresh = True
         self._anew: bool | None = None
+        self._pass = -1
         self._last: Callable[[], Tensor | None] = lambda: None
         self._version = -1
         self._hooks = [
@@ -34,6 +35,7 @@ class DenseGradient:
         ]
 
     def _take(self, canvas: Tensor) -> None:
+        self._enter()
         self._incoming, canvas.grad = canvas.grad, None
         self._add()
 
@@ -50,8 +52,15 @@ class DenseGradient:
         """Its version tells a gradient that happens to be zero from one that `zero_grad` zeroed."""
         assert values.grad is not None
         self._last, self._version = ref(values.grad), values.grad._version
+        self._enter()
         self._anew = self._fresh
         self._add()
+
+    def _enter(self) -> None:
+        """Forget the half that another backward pass has left: of a frozen weight only the canvas is told."""
+        now = torch._C._current_graph_task_id()
+        if now != self._pass:
+            self._pass, self._incoming, self._anew = now, None, None
 
     def _add(self) -> None:
         """When both hooks of a backward pass have been called, in whichever order."""

@@ -383,9 +383,12 @@ class SparseNetwork:
             raise SparsityError("; ".join(problems))
 
     def _problems(self) -> Iterable[str]:
+        parts = {id(module) for module in self.model.modules()}
         for weight in self.weights.values():
             problem = weight.problem(weight.values, weight.rows())
             yield from [] if problem is None else [problem]
+            if not any(id(module) in parts for module, _ in weight.owners):
+                yield f"{weight.name} was taken out of the model: change the model first, then sparsify it"
         if self.state is not None:
             yield from self.state.problems(self.weights.values())
         elif self.weights:

@@ -166,13 +166,14 @@ class SupTickets:
 
     @property
     def lr(self) -> float:
-        """The rate in force: that of the current or last step in the cycles, else the optimizer's own."""
+        """The rate in force, of the first group that learns: the cycle's, outside of them the optimizer's."""
         rate = self.rate_at(self.network.step) if self._rate is None else self._rate
         if rate is not None:
             return rate
         if self.network.state is None:
             raise SparsityError("no optimizer is attached: call network.attach(optimizer)")
-        return float(self.network.state.optimizer.param_groups[0]["lr"])
+        rates = [float(group["lr"]) for group in self.network.state.optimizer.param_groups]
+        return next(filter(None, rates), 0.0)
 
     def needs_gradient(self, step: int) -> bool:
         """Only steps after which an exploration chooses by gradient."""

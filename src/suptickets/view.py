@@ -31,6 +31,16 @@ class DenseView(Tensor):
                 "a view of a sparse weight takes no requires_grad: freeze by module.requires_grad_(False); "
                 "for a tensor of your own, clone it first"
             )
+        if name == "__get__" and func == Tensor.retains_grad.__get__:  # type: ignore[attr-defined]
+            raise SparsityError(  # an optimizer asks
+                "module.weight is the dense view of a sparse weight: give the optimizer the parameter, from "
+                "model.parameters() or named_parameters()"
+            )
+        if name in _HOOKS:
+            raise SparsityError(
+                f"{name} on a sparse weight would be lost, for it is built anew at every read: use the "
+                "parameter that model.named_parameters() has; for a tensor of your own, clone it first"
+            )
         if any(isinstance(tensor, cls) for tensor in _written(name, args, kwargs)):
             raise SparsityError(
                 f"{name} on a sparse weight would be lost: initialise before sparsify, or assign a dense "
@@ -91,6 +101,7 @@ def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
         yield from one if isinstance(one, list | tuple) else (one,)
 
 
+_HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 _HARMLESS = {"detach_", "share_memory_", "rename_"}
 _WRITING = {"__setitem__", "__set__"}  # beside all that ends in _; operators such as += arrive as these
 
