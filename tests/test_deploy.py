@@ -223,12 +223,22 @@ def test_a_network_that_begins_in_place(build: Any, density: float, batch: int) 
         check(model, images(other, 3, 5, 5, seed=1), made=made)
 
 
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4, (2, 5)])
+@pytest.mark.parametrize("dilation", [1, 2, (1, 3)])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_padding_by_name(kernel, dilation, padding) -> None:
+    conv = nn.Conv2d(3, 8, kernel, dilation=dilation, padding=padding)
+    made = check(thin(nn.Sequential(conv, nn.ReLU()), 0.3), images(2, 3, 13, 14))
+    assert made.sparse and not made.dense
+
+
 class Mixed(nn.Module):
     """The kernels know the convolutions, not what is between; one of them twice; two results."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.twice = nn.Conv2d(3, 8, 3, padding="same"), nn.Conv2d(8, 8, 3, padding=1)
+        self.first = nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect")
+        self.twice = nn.Conv2d(8, 8, 3, padding=1)
         self.norm, self.last = nn.GroupNorm(2, 8), nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -58,6 +58,47 @@ NAMES = [
 ]
 
 
+FLAGS = [
+    ("--json evaluate x", "--json comes after the command: suptickets evaluate --json"),
+    ("train --nosuch", "unknown argument --nosuch"),
+    ("train --out=", "--out is empty: name a place, or leave it out"),
+    ("train --data-dir=", "--data-dir is empty"),
+    ("train --lr inf", "--lr must be finite, not inf"),
+    ("report x --out x.tex", "x.tex is no name for html: add --format tex"),
+    ("report x --out x.html --format md", "x.html is no name for md: add --format html"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), FLAGS)
+def test_flags_in_the_wrong_place_or_of_the_wrong_kind(capsys, command: str, said: str) -> None:
+    line = fails(capsys, *command.split())
+    assert said in line and ("did you mean" not in line or "did you mean" in said)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --out {}",
+        "train --resume {}",
+        "train --data cifar10 --data-dir {}",
+        "evaluate {}",
+        "export {}",
+        "report {}",
+        "reproduce vgg16 --data-dir {} --out here",
+        "reproduce schedule --out {}",
+    ],
+)
+def test_a_name_that_no_file_system_takes(capsys, tmp_path: Path, monkeypatch, command: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "File name too long" in fails(capsys, *command.format("x" * 300).split())
+
+
+@pytest.mark.parametrize("name", ["c", "c.txt", "c.yml"])
+def test_a_config_is_yaml_unless_its_name_says_json(capsys, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("sparsity: 90\n")
+    assert "did you mean 0.9?" in fails(capsys, "train", "--config", tmp_path / name)
+
+
 @pytest.mark.parametrize(("command", "nearest"), NAMES)
 def test_unknown_names_suggest_the_nearest(capsys, command: str, nearest: str) -> None:
     line = fails(capsys, *command.split(), *(["x"] if command.startswith("evaluate") else []))
@@ -174,6 +215,35 @@ def trained(tmp_path: Path, capsys) -> Path:
     assert main([*map(str, SHORT), "--out", str(run)]) == 0
     capsys.readouterr()
     return run
+
+
+def test_nothing_of_a_run_is_written_over(capsys, tmp_path: Path, monkeypatch) -> None:
+    run = tmp_path / "run"
+    cycles = ["--epochs", "3", "--cycles", "2", "--cycle-epochs", "1", "--keep-tickets"]
+    assert main(["train", "--model", "mlp", "--batch-size", "500", *cycles, "--out", str(run)]) == 0
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    own = [path for path in before if path.name != "report.html"]
+    assert {"config.json", "last.pt", "ticket-1.safetensors"} <= {path.name for path in own}
+    for path in own:
+        assert "belongs to the run" in fails(capsys, "report", run, "--out", path)
+        fails(capsys, "export", run, "--out", path)
+    monkeypatch.chdir(run / "checkpoint")
+    assert "belongs to the run" in fails(capsys, "report", "..", "--out", "../config.json")
+    assert {path: path.read_bytes() for path in before} == before
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    for _ in range(2):  # a name alone makes no run
+        assert main(["export", str(run), "--out", str(other / "ticket.safetensors")]) == 0
+
+
+def test_damaged_metrics_are_told(capsys, tmp_path: Path) -> None:
+    run = trained(tmp_path, capsys)
+    (run / "summary.json").unlink()
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[: len(text) // 2])
+    assert main([*map(str, SHORT), "--out", str(run)]) == 0
+    assert "metrics.jsonl: 1 damaged lines are dropped" in capsys.readouterr().err
 
 
 def test_other_settings_in_the_folder(capsys, tmp_path: Path) -> None:

@@ -49,10 +49,16 @@ class Parser(argparse.ArgumentParser):
         """All arguments must be known; the nearest one is named."""
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
-            nearest = difflib.get_close_matches(rest[0].split("=")[0], parsed.flags, n=1)
+            given = rest[0].split("=")[0]
+            if given in parsed.flags:
+                raise SparsityError(f"{given} comes after the command: suptickets {parsed.command} {given}")
+            nearest = difflib.get_close_matches(given, parsed.flags, n=1, cutoff=0.7)
             raise SparsityError(
                 f"unknown argument {rest[0]}" + (f": did you mean {nearest[0]}?" if nearest else "")
             )
+        for name in ("out", "data_dir"):
+            if getattr(parsed, name, None) == "":
+                raise SparsityError(f"{flag(name)} is empty: name a place, or leave it out")
         return parsed
 
 

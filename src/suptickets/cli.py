@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from suptickets.experiments.reproduction import reproduce
 from suptickets.experiments.reproduction import show as show_reproduced
 from suptickets.experiments.results import write_pages
 from suptickets.experiments.store import Store
-from suptickets.report import write_report
+from suptickets.report import FORMATS, write_report
 from suptickets.training.evaluate import evaluate
 from suptickets.training.export import export
 from suptickets.training.folder import RunFolder, TrainingError, to_json
@@ -124,6 +125,9 @@ def _changed(setting: str) -> tuple[str, Any]:
 
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
+    ending = Path(arguments.out or "").suffix.removeprefix(".")
+    if ending in FORMATS and ending != arguments.format and not Path(arguments.out).is_dir():
+        raise SparsityError(f"{arguments.out} is no name for {arguments.format}: add --format {ending}")
     store, names = Store(arguments.path[0]), arguments.experiment
     if names and len(arguments.path) > 1:
         raise SparsityError("--experiment needs one store: give one folder of results")
@@ -222,6 +226,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         if speaks(message) if alone else is_main():
             print_plain(f"suptickets: {message}")
         return 2 if alone else 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print_plain(f"suptickets: {error.strerror}: {error.filename}")
+        return 2
     except RuntimeError as error:
         if not deserted(error):
             raise

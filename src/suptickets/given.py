@@ -111,8 +111,11 @@ def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         if str(path).endswith(".safetensors"):
             return load_compact(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+    except OSError as error:
         raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
+    except Exception as error:
+        known = "it is no file of safetensors or of torch.save, or it is damaged"
+        raise SparsityError(f"cannot read a ticket from {path}: {known} ({reason(error)})") from error
     if not isinstance(state, Mapping):
         raise SparsityError(f"cannot read a ticket from {path}: it holds no state dict")
     return state

@@ -133,7 +133,7 @@ EMITTERS: dict[type, Callable[..., list[Step]]] = {
     nn.Flatten: lambda module, x, y: flat(x, y),
 }
 CHECKS: dict[type, Callable[[Any, tuple[int, ...]], bool]] = {
-    nn.Conv2d: lambda m, x: len(x) == 3 and m.padding_mode == "zeros" and not isinstance(m.padding, str),
+    nn.Conv2d: lambda m, x: len(x) == 3 and m.padding_mode == "zeros",
     nn.Linear: lambda m, x: len(x) == 1,
     nn.BatchNorm1d: lambda m, x: len(x) == 1 and m.running_mean is not None,
     nn.BatchNorm2d: lambda m, x: len(x) == 3 and m.running_mean is not None,

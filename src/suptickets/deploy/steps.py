@@ -114,10 +114,17 @@ def convolution(conv: nn.Conv2d, x: Planes, y: Planes) -> list[Step]:
 
 def _reach(conv: nn.Conv2d) -> tuple[Whole, Whole]:
     """The rows and columns that a kernel reads, counted from the first pixel."""
-    assert not isinstance(conv.padding, str)
-    sizes = zip(conv.kernel_size, conv.dilation, conv.padding, strict=True)
+    sizes = zip(conv.kernel_size, conv.dilation, _padding(conv), strict=True)
     rows, columns = (np.arange(size) * dilation - padding for size, dilation, padding in sizes)
     return rows, columns
+
+
+def _padding(conv: nn.Conv2d) -> tuple[int, ...]:
+    """Zeros above and to the left; `same` has the odd one below and to the right."""
+    if not isinstance(conv.padding, str):
+        return conv.padding
+    reach = zip(conv.kernel_size, conv.dilation, strict=True)
+    return tuple(d * (k - 1) // 2 if conv.padding == "same" else 0 for k, d in reach)
 
 
 def _splits(x: Planes, stride: Pair, phases: list[Pair]) -> list[Split]:

@@ -11,7 +11,7 @@ from suptickets.report.document import Page, Plot
 from suptickets.report.run_page import run_page
 from suptickets.report.runs import read_runs
 from suptickets.report.text import contents, latex, markdown
-from suptickets.training.folder import write
+from suptickets.training.folder import refuse_own, write
 
 FORMATS = ("html", "md", "tex", "png", "svg")
 
@@ -67,6 +67,7 @@ def write_book(pages: Mapping[str, Page], file: Path) -> list[Path]:
 def _prepare(file: Path) -> None:
     if file.exists() and not file.is_file():
         raise SparsityError(f"cannot write {file}: it is no plain file, choose another --out")
+    refuse_own(file)
     _make(file.parent)
 
 

@@ -12,7 +12,7 @@ from suptickets.data import Data, load_data
 from suptickets.deploy import save_compact, save_onnx
 from suptickets.errors import SparsityError, choice
 from suptickets.training import saved
-from suptickets.training.folder import EXPORTED, save_tensors, to_json, write
+from suptickets.training.folder import EXPORTED, refuse_own, save_tensors, to_json, write
 from suptickets.training.price import SIZES, images
 from suptickets.training.saved import Saved
 
@@ -44,6 +44,7 @@ def export(
     target = Path(out) if out is not None else file.with_name(_stem(file) + FORMATS[format])
     if target.resolve() == file.resolve():
         raise SparsityError(f"{target} is the file to be exported: choose another --out")
+    refuse_own(target)
     if target.is_dir() or not target.parent.is_dir():
         raise SparsityError(f"cannot write {target}: choose another --out, a file in a folder that is there")
     if format == "onnx":

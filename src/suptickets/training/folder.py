@@ -28,6 +28,7 @@ from torch import Tensor
 
 from suptickets.deploy.compact import unpacked
 from suptickets.errors import SparsityError, reason
+from suptickets.training.progress import print_plain
 from suptickets.training.settings import Settings, build, read_config, read_mapping
 
 SCORES = ("accuracy", "nll", "ece")
@@ -202,7 +203,10 @@ class RunFolder:
         """Drop lines of epochs that a run from an older checkpoint will go through again."""
         if not self.metrics.exists():
             return
-        kept = [line for line in self.metrics.read_bytes().splitlines() if _epoch(line) <= epoch]
+        lines = self.metrics.read_bytes().splitlines()
+        kept = [line for line in lines if _epoch(line) <= epoch]
+        if damaged := sum(_epoch(line) == float("inf") for line in lines):
+            print_plain(f"{self.metrics}: {damaged} damaged lines are dropped, their epochs are not shown")
         write(self.metrics, lambda path: path.write_bytes(b"".join(line + b"\n" for line in kept)))
 
     def save_ticket(
@@ -310,7 +314,17 @@ def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return unpacked(tensors, file.metadata() or {}), about
     except Exception as error:
-        raise SparsityError(f"cannot read a ticket from {path}: {reason(error)}") from error
+        again = "the command that trained a run writes its ticket again"
+        raise SparsityError(f"cannot read a ticket from {path} ({reason(error)}): {again}") from error
+
+
+def refuse_own(file: Path) -> None:
+    """Refuse to write over what a run is made of; its report and exports may be written again."""
+    place = file.resolve()
+    for run in map(RunFolder, place.parents[:2]):  # checkpoints and tickets are in folders of their own
+        own = (run.config, run.metrics, run.summary, run.ticket, run.checkpoint, *run.singles())
+        if place in own and place.exists() and (run.config.exists() or run.summary.exists()):
+            raise SparsityError(f"{file} belongs to the run in {run.path}: choose another --out")
 
 
 def append(file: int, text: bytes) -> None:

@@ -138,8 +138,10 @@ class Settings:
         for milestone in self.milestones:
             fraction("--milestones", milestone, one=True)
         for name, least in _AT_LEAST.items():
-            if not least <= getattr(self, name) < float("inf"):
-                raise SparsityError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not least <= value < float("inf"):
+                bound = "finite" if value == float("inf") else f"at least {least}"
+                raise SparsityError(f"{flag(name)} must be {bound}, not {value}")
         if self.momentum >= 1:
             raise SparsityError(f"--momentum must be below 1, not {self.momentum:g}")
         if self.seed >= 2**63:
@@ -292,7 +294,7 @@ def read_mapping(path: str | Path) -> dict[Any, Any]:
     except UnicodeDecodeError as error:
         raise SparsityError(f"{path} is no valid YAML or JSON: it is no text") from error
     try:
-        if str(path).endswith((".yaml", ".yml")):
+        if not str(path).endswith(".json"):
             import yaml
 
             node, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
