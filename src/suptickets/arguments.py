@@ -1,4 +1,4 @@
-"""What the command line takes: the arguments of each command, and what its words may be."""
+"""The arguments that each command takes, and the names that they may have as values."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ LISTS: dict[str, Any] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; names are given in full."""
+    """Says in one line what is wrong; options must be written in full."""
 
     def __init__(self, **options: Any) -> None:
-        """As argparse does."""
+        """Takes the options of argparse's own parser."""
         super().__init__(**{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
-        """Bad input."""
+        """Raise bad input as a `SparsityError`."""
         raise SparsityError(f"{message} (see {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
             raise unknown((action.metavar or action.dest).lower(), value, action.choices)  # type: ignore[union-attr]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """All arguments must be known; the nearest one is named."""
+        """Refuse unknown arguments, naming the nearest known one."""
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
             given = rest[0].split("=")[0]
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """All commands."""
+    """The parser of all commands."""
     top = Parser(prog="suptickets", description="Sparse training, and Sup-tickets, in PyTorch.")
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     _train_parser(commands.add_parser("train", help="train a sparse network (no options: digits, on a CPU)"))

@@ -1,4 +1,4 @@
-"""Batch-norm statistics by a pass over data (the paper's BU)."""
+"""Recompute batch-norm statistics by a pass over data (the paper's BU)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     size, total, seen = 0, 0, dict.fromkeys(layers, 0)
 
     def weigh(layer: nn.Module, _: Any) -> None:
-        """A running mean over all its calls, of which a pass may have several: (1 - m) old + m new."""
+        """Keep a running mean over all calls of the layer (a pass may have several): (1 - m) old + m new."""
         seen[layer] += size  # type: ignore[index]
         layer.momentum = size / seen[layer]  # type: ignore[index,assignment]
 

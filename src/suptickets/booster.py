@@ -1,4 +1,4 @@
-"""What a booster is to the network that it boosts."""
+"""What a network expects of its booster."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         config = folder.config
     settings, moved = resolve(given, config), old is not None and "data_dir" in given
     if old is not None and not moved:
-        settings = replace(settings, data_dir=old.data_dir)  # as it was written down, wherever we are
+        settings = replace(settings, data_dir=old.data_dir)  # as saved, whatever the working directory is
     if arguments.seeds < 1:
         raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")
     if arguments.jobs is not None and arguments.jobs < 1:
@@ -69,7 +69,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_run_page(run: Path) -> None:
-    """The page of a run that is done; whatever goes wrong with it, the run stays done."""
+    """Write the page of a finished run; if that fails, the run still counts as finished."""
     folder = RunFolder(run)
     if folder.report.exists() and folder.report.stat().st_mtime >= folder.summary.stat().st_mtime:
         return
@@ -115,7 +115,7 @@ def _reproduce(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _changed(setting: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON has it, or else text."""
+    """Split NAME=VALUE; the value is read as JSON, or as text if it is not JSON."""
     name, equals, value = setting.partition("=")
     if not equals:
         raise SparsityError(f"{setting!r} changes no setting: write NAME=VALUE, as in --set prune=layer")
@@ -181,20 +181,20 @@ SHOWN: dict[str, Any] = {
     "bench": show_measured,
 }
 
-WIDTH = 160  # where there is no terminal
+WIDTH = 160  # of the output, where there is no terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Whoever reads its output may stop reading: that is no error."""
+    """Run one command. It is no error if the reader of its output stops reading."""
     try:
         status = _main(arguments)
-    except SystemExit as left:  # help has not left the buffer
+    except SystemExit as left:  # the help text may still be in the buffer
         raise SystemExit(_write("") or left.code) from None
     return status or _write("")
 
 
 def program() -> NoReturn:
-    """What the shell starts, maybe with its output closed; a warning is one line."""
+    """The entry point for the shell; stdout may be closed, and a RuntimeWarning is printed as one line."""
     sys.stdout, usual = sys.stdout or io.StringIO(), warnings.formatwarning
     warnings.formatwarning = lambda message, category, *where: (
         f"suptickets: {message}\n" if category is RuntimeWarning else usual(message, category, *where)
@@ -203,7 +203,7 @@ def program() -> NoReturn:
 
 
 def _write(text: str) -> int:
-    """The exit status: 1 if there is no place for it."""
+    """Write to stdout; returns the exit status: 1 if that fails, 0 also if the reader has gone."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -245,7 +245,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _shown(command: str, result: dict[str, Any]) -> str:
-    """What a person sees; a pipe or a file folds no cells."""
+    """The result as a person sees it; in a pipe or a file, no cells are folded."""
     terminal, text = sys.stdout.isatty(), io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=None if terminal else WIDTH)
     SHOWN.get(command, show)(result, console)

@@ -30,7 +30,7 @@ class Collection:
 
     @property
     def late(self) -> bool:
-        """Whether a weight is trained that was frozen when this started, and could not join."""
+        """Whether a weight that was frozen when collecting started is trained now, and could not join."""
         trained = (w for w in self.weights if w.values.requires_grad and w.values.grad is not None)
         return self.wanted and any(weight.collector is None for weight in trained)
 
@@ -42,7 +42,7 @@ class Collection:
             weight.request_gradient()
 
     def join(self) -> None:
-        """Collect from weights too that were frozen when this started."""
+        """Collect also from weights that were frozen when collecting started."""
         for weight in self.weights:
             if weight.collector is None:
                 weight.request_gradient()
@@ -61,7 +61,7 @@ class Collection:
                 weight.collector.discard()
 
     def begin(self) -> None:
-        """A step begins: its gradients have yet to settle, also if those of the last one were kept."""
+        """A step begins: its gradients have yet to settle, even if those of the last step were kept."""
         self._settled = False
 
     def settle(self, optimizer: Optimizer | None) -> list[Tensor]:
@@ -83,11 +83,11 @@ class Collection:
         return gradients + [gradient for gradient in kept if gradient is not None]
 
     def nothing(self, optimizer: Optimizer | None, step: int) -> str:
-        """Why nothing was collected, if the step did train something; otherwise raises."""
+        """Why nothing was collected, if the exploration may be skipped for that reason; otherwise raises."""
         groups = getattr(optimizer, "param_groups", [])
         trained = {id(p) for g in groups for p in g["params"] if p.grad is not None and bool(p.grad.any())}
         own = [w for w in self.weights if w.slot is not None or id(w.values) in trained]
-        if trained and not own:  # some train a head alone for a while
+        if trained and not own:  # a head may be trained alone for a while
             return "no gradient reached the sparse weights"
         if own and self.wanted and not self.active:
             return "the sparse weights were frozen when the step began"

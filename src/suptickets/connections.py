@@ -26,7 +26,7 @@ class Connections:
     times: Tensor | None = None
 
     def select(self, index: Tensor) -> Connections:
-        """Some of them; `index` is a mask or sorted."""
+        """Some of the connections; `index` is a mask, or sorted indices."""
         times = None if self.times is None else self.times[index]
         return Connections(self.rows[index], self.values[index], times)
 
@@ -49,7 +49,7 @@ class Ticket:
         shapes: Mapping[str, Iterable[int]],
         aliases: Mapping[str, str] | None = None,
     ) -> Ticket:
-        """From the state dict of a sparse model, and the dense shapes of its sparse weights."""
+        """The ticket in a sparse model's state dict; `shapes` are the dense shapes of its sparse weights."""
         aliases = dict(aliases or {})
         sparse = {key: Connections(state[key + POSITIONS], state[key].detach().reshape(-1)) for key in shapes}
         taken = {name for key in (*sparse, *aliases) for name in (key, key + POSITIONS)}
@@ -58,7 +58,7 @@ class Ticket:
 
     @staticmethod
     def of_dense(state: Mapping[str, Tensor], layers: Iterable[str]) -> Ticket:
-        """From the state dict of a plain model: in the named weights, zeros are inactive connections."""
+        """The ticket in a plain model's state dict: zeros in the named weights are inactive connections."""
         first: dict[Any, str] = {}
         sparse, aliases = {}, {}
         for key in layers:
@@ -86,13 +86,13 @@ class Ticket:
         return dense | {key: connections.values.dtype for key, connections in self.sparse.items()}
 
     def cast(self, types: Mapping[str, torch.dtype]) -> Ticket:
-        """The same in these types; what has them already is shared."""
+        """The same ticket in these types; tensors that have them already are shared."""
         sparse = {key: replace(c, values=c.values.to(types[key])) for key, c in self.sparse.items()}
         dense = {key: value.to(types[key]) if key in types else value for key, value in self.dense.items()}
         return Ticket(self.shapes, sparse, dense, self.aliases)
 
     def wide(self) -> Ticket:
-        """The same in single precision at least: sums are not rounded to what they are made of."""
+        """The same ticket in single precision at least: sums are not rounded to the types of their terms."""
         types = {key: torch.promote_types(kind, torch.float32) for key, kind in self.types().items()}
         return self.cast(types)
 
@@ -106,7 +106,7 @@ class Ticket:
         return Ticket(self.shapes, sparse, dense, self.aliases)
 
     def pack(self) -> dict[str, Any]:
-        """Tensors and plain values, for a file; a copy, as averages change in place."""
+        """The ticket as tensors and plain values, for a file; a copy, because averages change in place."""
         copied = self.clone()
         sparse = {key: dict(vars(connections)) for key, connections in copied.sparse.items()}
         shapes = {key: list(shape) for key, shape in self.shapes.items()}
@@ -114,13 +114,13 @@ class Ticket:
 
     @staticmethod
     def unpack(packed: Mapping[str, Any]) -> Ticket:
-        """Undo `pack`; a copy."""
+        """Undo `pack`; the ticket is a copy."""
         shapes = {key: torch.Size(shape) for key, shape in packed["shapes"].items()}
         sparse = {key: Connections(**connections) for key, connections in packed["sparse"].items()}
         return Ticket(shapes, sparse, dict(packed["dense"]), dict(packed["aliases"])).clone()
 
     def to(self, device: torch.device) -> Ticket:
-        """On that device."""
+        """Move the ticket to a device, in place; returns it."""
         for connections in self.sparse.values():
             connections.rows, connections.values = connections.rows.to(device), connections.values.to(device)
             connections.times = None if connections.times is None else connections.times.to(device)
@@ -138,7 +138,7 @@ class Ticket:
 
 @dataclass
 class Joined(Connections):
-    """Connections of several weights, `sizes` by name, side by side: as if they were one weight's.
+    """Connections of several weights (`sizes` by name), side by side as if they belonged to one weight.
 
     On a GPU, many small pieces would take longer to start than to compute.
     """
@@ -147,7 +147,7 @@ class Joined(Connections):
 
     @staticmethod
     def of(ticket: Ticket, keys: Sequence[str]) -> Joined:
-        """Those of a ticket; the positions of a weight begin where those of the one before end."""
+        """Join weights of a ticket; the positions of each begin where those of the one before end."""
         parts, sizes = [ticket.sparse[key] for key in keys], {k: math.prod(ticket.shapes[k]) for k in keys}
         index = torch.int32 if sum(sizes.values()) < 2**31 else torch.int64
         times = [part.times for part in parts if part.times is not None]
@@ -166,11 +166,11 @@ class Joined(Connections):
         return sent(starts, self.rows.device).to(self.rows).index_select(0, marks(counts, self.rows.device))
 
     def select(self, index: Tensor) -> Joined:
-        """Some of them; `index` is a mask or sorted."""
+        """Some of the connections; `index` is a mask, or sorted indices."""
         return Joined(**vars(super().select(index)), sizes=self.sizes)
 
     def parted(self) -> dict[str, Connections]:
-        """Those of each weight."""
+        """The connections of each weight, separated again."""
         ends = sent(list(accumulate(self.sizes.values())), self.rows.device).to(self.rows)
         places = [0, *torch.searchsorted(self.rows, ends).tolist()]
         counts = [b - a for a, b in pairwise(places)]
@@ -180,7 +180,7 @@ class Joined(Connections):
 
 
 def alike(ticket: Ticket) -> list[list[str]]:
-    """The names of weights whose connections can be joined: same device, same types."""
+    """Groups of weights (by name) whose connections can be joined: same device, same types."""
     kinds = defaultdict(list)
     for key, connections in ticket.sparse.items():
         kinds[connections.values.device, connections.values.dtype].append(key)
@@ -193,5 +193,5 @@ def alike(ticket: Ticket) -> list[list[str]]:
 
 
 def is_number(value: Any) -> TypeGuard[Tensor]:
-    """Whether it can be averaged: a tensor, and not of integers."""
+    """Whether a value can be averaged: a tensor, and not of integers."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -1,9 +1,9 @@
 """Scores to prune by and to grow by.
 
-To prune, a criterion scores the living connections and the lowest go; to grow, it scores all positions (in
-memory order) and the highest that are not alive come. Which gradient does growth use? That of the step just
-taken, summed over its backward passes and averaged over ranks; a loss scale or a clipping factor multiplies
-all scores alike and changes no choice.
+To prune, a criterion scores the living connections, and the lowest go; to grow, it scores all positions (in
+memory order), and the highest of those not alive come. Growth uses the gradient of the step just taken,
+summed over its backward passes and averaged over ranks; a loss scale or a clipping factor multiplies all
+scores alike and changes no choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Criterion:
     needs_gradient: bool = False
 
     def scores(self, weight: SparseWeight, generator: torch.Generator) -> Tensor:
-        """To be written into: what a user's own function gives may be kept elsewhere."""
+        """Scores that may be written into; those of a user's own function are copied, as it may keep them."""
         found = self.score(weight, generator)
         return found if self.score.__module__ == __name__ else found.clone()
 
@@ -103,7 +103,7 @@ def _random_all(weight: SparseWeight, generator: torch.Generator) -> Tensor:
 
 
 def _rand(weight: SparseWeight, generator: torch.Generator, count: int) -> Tensor:
-    """Random numbers made where the weight lives, from a stream that is the network's own."""
+    """Random numbers, made on the weight's device from the network's own stream."""
     seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
     stream = torch.Generator(weight.positions.device).manual_seed(seed)
     return torch.rand(count, generator=stream, dtype=torch.float32, device=weight.positions.device)

@@ -55,7 +55,7 @@ def densities(
 def erk(shapes: Sequence[Shape], sparsity: float) -> list[float]:
     """Erdős-Rényi-Kernel (RigL): density in proportion to the sum of a weight's sizes over their product.
 
-    The shapes are those of the weights: of a grouped convolution, (out, in / groups, height, width).
+    The shapes are those of the weights: (out, in / groups, height, width) for a grouped convolution.
     `"er"` (SET) is the same without the kernel's sizes, `"uniform"` the same density everywhere.
     """
     return densities(shapes, sparsity, "erk")

@@ -18,7 +18,7 @@ from suptickets.weight import POSITIONS
 
 
 def layer_names(layers: str | Iterable[str]) -> list[str]:
-    """As they are given for plain state dicts."""
+    """The names of the sparse weights in plain state dicts, as a list; anything else is refused."""
     names = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise SparsityError(f"layers must be the names of weights, not {layers!r}")
@@ -28,7 +28,7 @@ def layer_names(layers: str | Iterable[str]) -> list[str]:
 def read_ticket(
     item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None, first: Ticket | None
 ) -> Ticket:
-    """A ticket from whatever it is; its sparse weights are those of the first one, unless `layers` says."""
+    """Read a ticket; its sparse weights are those of the `first` one, unless `layers` names them."""
     if not isinstance(item, Mapping | str | os.PathLike):
         raise SparsityError(f"a ticket must be a state dict or a file, not a {type(item).__name__}")
     state = item if isinstance(item, Mapping) else _load(item)
@@ -74,7 +74,7 @@ def _check_network(state: Mapping[str, Any]) -> None:
 
 
 def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
-    """Whether the positions of a weight are those of its values: in it, sorted and unique."""
+    """Whether the positions of a weight fit its values: one each, inside it, sorted and unique."""
     values, rows = model.get(key), model.get(key + POSITIONS)
     if not isinstance(shape, list | tuple) or not all(isinstance(side, int) for side in shape):
         return False
@@ -84,7 +84,7 @@ def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
 
 
 def _check_tensors(state: Mapping[str, Any]) -> None:
-    """Refuse tensors that have no numbers, or none that can be computed with."""
+    """Refuse tensors without numbers (meta), or with numbers that torch does not compute with (float8)."""
     strange = [
         f"{key} ({value.dtype}, {value.device})"
         for key, value in state.items()

@@ -40,16 +40,16 @@ class DenseGradient:
         self._add()
 
     def _see(self, values: Tensor) -> None:
-        """Before a backward pass adds to it: was the gradient of the values removed, or written to zeros?
+        """Before a backward pass adds to it: was the gradient of the values removed, or set to zero?
 
-        Called by `torch.autograd.grad` too, which adds nothing: what counts is what `_note` finds.
+        `torch.autograd.grad` calls this too, but adds nothing: it counts only once `_note` is called.
         """
         old, self._anew = values.grad, None
         same = old is not None and old is self._last() and old._version == self._version
         self._fresh = old is None or (not same and not bool(old.any()))
 
     def _note(self, values: Tensor) -> None:
-        """Its version tells a gradient that happens to be zero from one that `zero_grad` zeroed."""
+        """Remember the gradient's version, to tell one that happens to be zero from one that was zeroed."""
         assert values.grad is not None
         self._last, self._version = ref(values.grad), values.grad._version
         self._enter()
@@ -63,7 +63,7 @@ class DenseGradient:
             self._pass, self._incoming, self._anew = now, None, None
 
     def _add(self) -> None:
-        """When both hooks of a backward pass have been called, in whichever order."""
+        """Add up, once both hooks of a backward pass have been called, in whichever order."""
         if self._incoming is None or self._anew is None:
             return
         goes_on = self.total is not None and not self._anew
@@ -76,7 +76,7 @@ class DenseGradient:
         self._version = -1
 
     def close(self) -> None:
-        """Stop collecting; nothing of a dense size stays, though an old loss may be alive."""
+        """Stop collecting; nothing of a dense size stays, even if an old loss is alive."""
         self.discard()
         for hook in self._hooks:
             hook.remove()
@@ -88,7 +88,7 @@ def scale_like(collected: list[Tensor], living: list[Tensor], wanted: list[Tenso
 
     Unscaling a loss scale and clipping by norm multiply the optimizer's gradients by one number, which is
     found here by least squares and applied to the gradient of all positions. If there is none, because the
-    optimizer's gradients were written to zeros, what was collected stays as it is.
+    optimizer's gradients were set to zero, what was collected stays as it is.
     """
     pairs = [(_wide(a), _wide(b)) for a, b in zip(living, wanted, strict=True)]
     inner = torch.stack([(a.conj() * b).real.sum() for a, b in pairs]).sum()
@@ -99,5 +99,5 @@ def scale_like(collected: list[Tensor], living: list[Tensor], wanted: list[Tenso
 
 
 def _wide(gradient: Tensor) -> Tensor:
-    """A scaled gradient of half precision has no square in it."""
+    """The gradient, in float32 if it is half precision, in which the square of a scaled one may overflow."""
     return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient

@@ -1,7 +1,7 @@
 """Dense weights that are kept between steps: for steps that are compiled and captured once and then replayed.
 
 The plain way builds every dense weight anew in each forward pass, and lets autograd carry the gradient back
-to the values: some kernels per layer, with shapes that depend on the counts. Here the dense tensors stay,
+to the values: several kernels per layer, with shapes that depend on the counts. Here the dense tensors stay,
 side by side in one buffer, and a step rewrites their living positions only. What is compiled sees dense
 tensors and nothing else, so that no change of connections or counts compiles anything again: the backward
 pass hands each dense gradient to its `Slot`, which takes the living part at once and lets the rest go.
@@ -45,7 +45,7 @@ class Slot:
         self.gradient: Tensor | None = None
         self.delivered = self.collecting = self.arrived = self.stale = False
         self._total: Tensor | None = None
-        self.key = next(key for key in count() if key not in _slots)  # what is compiled knows it by this
+        self.key = next(key for key in count() if key not in _slots)  # compiled code knows the slot by this
         _slots[self.key] = self
 
     def read(self) -> Tensor:
@@ -84,7 +84,7 @@ class Slot:
         self.arrived = False
 
     def close(self) -> None:
-        """Stop collecting; the buffer stays, a captured graph may write into it."""
+        """Stop collecting; the buffer stays, because a captured graph may write into it."""
         self.collecting = False
 
 
@@ -116,7 +116,7 @@ class KeptWeights:
     """The dense tensors of a network's weights, and everything that belongs to them, side by side.
 
     Args:
-        weights: those that are trained (`suitable`).
+        weights: the weights that are trained (`suitable`).
         optimizer: SGD, whose momentum is moved into one tensor (its own state then views it).
         dtype: of the dense tensors: what the layers compute in.
     """
@@ -142,7 +142,7 @@ class KeptWeights:
 
     @staticmethod
     def suitable(weights: Iterable[SparseWeight], *, cast: bool) -> list[SparseWeight]:
-        """Those that are trained and, with `cast`, belong to layers that compute in the autocast dtype."""
+        """Weights that are trained and, with `cast`, belong to layers that compute in the autocast dtype."""
         return [weight for weight in weights if weight.values.requires_grad and (weight.casts or not cast)]
 
     @property
@@ -180,7 +180,7 @@ class KeptWeights:
         return all(n == c or 0 < n < c for n, c in zip(counts, self.capacities, strict=True))
 
     def _roomy(self, counts: Sequence[int]) -> list[int]:
-        """Counts that have changed will do so again: an eighth to spare, half for what has outgrown it."""
+        """Capacities with an eighth to spare, as counts will change again; with half, if one was outgrown."""
         if not self.capacities:
             return list(counts)
         spare = [n // 2 if n > c else n // 8 for n, c in zip(counts, self.capacities, strict=True)]
@@ -225,17 +225,17 @@ class KeptWeights:
         self.dense.scatter_(0, self.positions, self.values.to(self.dense.dtype))
 
     def begin(self) -> None:
-        """Before a backward pass: its gradients replace the old ones."""
+        """Called before a backward pass: its gradients replace the old ones."""
         for slot in self.slots:
             slot.delivered, slot.token.grad = False, None
 
     def replayed(self) -> None:
-        """After a step that was captured, of which the slots have seen nothing."""
+        """Called after a captured step is replayed, of which the slots have seen nothing."""
         for slot in self.slots:
             slot.arrived = slot.delivered
 
     def delivered(self) -> Iterator[slice]:
-        """The parts of the buffers whose weights the step has used, neighbours in one: in general, all."""
+        """The parts of the buffers whose weights the step has used, neighbours merged: usually one part."""
         parts: list[slice] = []
         start = 0
         for slot, capacity in zip(self.slots, self.capacities, strict=True):
@@ -262,7 +262,7 @@ class KeptWeights:
 
 
 def _adopted(part: Tensor, own: Tensor) -> Tensor:
-    """Copy `own` to the head of `part`, repeat its first element in the tail; the head."""
+    """Copy `own` to the head of `part`, repeat its first element in the tail; returns the head."""
     if own.data_ptr() != part.data_ptr():
         part[: len(own)] = own
     if len(own) < len(part):

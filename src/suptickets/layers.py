@@ -40,7 +40,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The name of the layer: its module's, unless the attribute is not called `weight`."""
+        """The name of the layer: that of its module, followed by the attribute unless that is `weight`."""
         module, attribute = self.names[0]
         return module if module and attribute == "weight" else f"{module}.{attribute}".lstrip(".")
 
@@ -66,7 +66,7 @@ class Candidate:
 
 
 class Layer(Protocol):
-    """What `network.layers` tells of a layer, sparse or dense."""
+    """What `network.layers` says about a layer, sparse or dense."""
 
     @property
     def shape(self) -> torch.Size:
@@ -111,7 +111,7 @@ class DenseLayer:
 
     @property
     def sparsity(self) -> float:
-        """None."""
+        """Always 0."""
         return 0.0
 
 
@@ -149,10 +149,10 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
 
 
 def _refuse_hidden(model: nn.Module, included: Iterable[str], excluded: Iterable[str]) -> None:
-    """A layer whose weight is computed from other parameters would be left out without a word."""
+    """Refuse layers whose weight is computed from other parameters: they would be left out silently."""
 
     def named(module: str, patterns: Iterable[str]) -> bool:
-        """The module, or one around it."""
+        """Whether a pattern names the module, or one around it."""
         around = accumulate(module.split("."), "{}.{}".format)
         return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
 

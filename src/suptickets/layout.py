@@ -1,4 +1,4 @@
-"""How tensors lie in memory: the order of dimensions, indices from one order to another, several in a row."""
+"""How tensors lie in memory: orders of dimensions, indices from one order to another, tensors in a row."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 def remap(index: Tensor, sizes: Sequence[Any], order: Sequence[int]) -> Tensor:
     """Flat indices over `sizes` (the last runs fastest) as flat indices over the dimensions in `order`.
 
-    Sizes are numbers, or tensors that have one for each index.
+    Sizes are numbers, or tensors with one size for each index.
 
-    Dimensions that stay neighbours go together, and a first one that stays first is not taken apart: the
-    pixels of a channels_last convolution, and its outputs.
+    Dimensions that stay neighbours are handled as one, like the pixels of a channels_last convolution; a
+    first one that stays first, like its outputs, is not taken apart.
     """
     groups: list[list[int]] = []
     for d in order:
@@ -38,7 +38,7 @@ def remap(index: Tensor, sizes: Sequence[Any], order: Sequence[int]) -> Tensor:
     stride: Any = 1
     for group in reversed(groups):
         strides[group[0]] = stride
-        stride = stride * math.prod(sizes[d] for d in group)  # a new tensor, where it is one
+        stride = stride * math.prod(sizes[d] for d in group)  # not in place: it may be a tensor
     groups.sort(reverse=True)
     result: Tensor | None = None
     for group in groups[:-1]:
@@ -56,7 +56,7 @@ def rows_of(
     order: Sequence[int],
     starts: Sequence[int],
 ) -> Tensor:
-    """Row-major indices of addresses in several tensors of one memory order, each tensor's from its start on.
+    """Row-major indices of addresses in several tensors of one memory order, added to each tensor's start.
 
     `owner` says which of the tensors an address belongs to.
     """
@@ -72,21 +72,21 @@ def rows_of(
 
 
 def marks(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """`sizes[0]` zeros, `sizes[1]` ones, and so on, on a device that is not waited for."""
+    """`sizes[0]` zeros, `sizes[1]` ones, and so on, made without waiting for the device."""
     if device.type == "cpu":
         return torch.repeat_interleave(sent(sizes, device).int(), output_size=sum(sizes))
-    ends = sent(list(accumulate(sizes)), device)  # a GPU would give all of a long piece to few threads
+    ends = sent(list(accumulate(sizes)), device)  # repeat_interleave gives a long piece to few threads
     return torch.bucketize(torch.arange(sum(sizes), device=device), ends, right=True, out_int32=True)
 
 
 def sent(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Numbers on a device that is not waited for."""
+    """Numbers as a tensor on a device, sent without waiting for it."""
     tensor = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def at_once(device: torch.device) -> int:
-    """How many connections go together on a device."""
+    """How many connections are processed together on a device."""
     return CACHED if device.type == "cpu" else CONNECTIONS
 
 
@@ -102,14 +102,14 @@ def few(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[list[T]
 
 
 def in_order(places: Tensor, size: int) -> bool:
-    """Whether these are places in a tensor of this size, each once, from the first to the last."""
+    """Whether these are places in a tensor of this size, sorted and without repetition."""
     if not len(places):
         return True
     return bool(places[0] >= 0 and places[-1] < size and (places[1:] > places[:-1]).all())
 
 
 def place_of(name: str, value: Any) -> Any:
-    """A key that is equal for two names of one tensor (tied weights); the name, if it has no memory."""
+    """A key that is equal for two names of one tensor (tied weights); the name, if there is no memory."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return name
     return value.data_ptr() or name, value.device, value.dtype, value.shape, value.stride()

@@ -40,12 +40,12 @@ APART = (
 
 
 class SparseNetwork:
-    """A model whose weights are stored as living connections, and the method that decides who lives."""
+    """A model whose weights are stored as living connections, and the method that chooses these."""
 
     def __init__(
         self, model: nn.Module, method: Method, layers: Mapping[str, Layer], generator: torch.Generator
     ) -> None:
-        """Use `suptickets.sparsify`."""
+        """Not to be called directly: use `suptickets.sparsify`."""
         self.model = model
         self.method = method
         self.layers = dict(layers)
@@ -114,8 +114,8 @@ class SparseNetwork:
     ) -> bool:
         """Prune the share `rate` of each layer and grow as many (Eqs. 1 and 2); False if it was skipped.
 
-        The criteria are the method's own unless given. It is skipped, with a warning, when gradients are
-        needed and are not finite.
+        The criteria are the method's own unless given. The exploration is skipped, with a warning, when it
+        needs gradients that are not finite.
         """
         fraction("rate", rate, one=True)
         counts = {name: w.nonzero for name, w in self.changing.items() if w.nonzero < w.size}
@@ -179,9 +179,9 @@ class SparseNetwork:
     def global_counts(
         self, total: int, by: str | Criterion = "magnitude", *, at_least: int = 1
     ) -> dict[str, int]:
-        """Connections per layer if the `total` best of the whole network live, `at_least` so many in each.
+        """Connections per layer if the `total` best of the whole network live, `at_least` that many in each.
 
-        Layers that are frozen or kept dense keep theirs.
+        Layers that are frozen or kept dense keep their connections.
         """
         criterion, changing = prune_criterion(by), self.changing
         total -= sum(weight.nonzero for name, weight in self.weights.items() if name not in changing)
@@ -204,7 +204,7 @@ class SparseNetwork:
         self.collection.start()
 
     def release_gradient(self) -> None:
-        """Forget the gradient of all positions; collect on only if the next step needs it."""
+        """Forget the gradient of all positions; go on collecting only if the next step needs it."""
         self._held = False
         self.prepare()
 
@@ -223,7 +223,7 @@ class SparseNetwork:
         return False
 
     def warn(self, message: str) -> None:
-        """Once."""
+        """Warn, but only once with each message."""
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, RuntimeWarning, stacklevel=4)
@@ -235,7 +235,7 @@ class SparseNetwork:
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
-        if self._held:  # it goes on: what was collected is the user's until they explore
+        if self._held:  # go on: what was collected is the user's until they explore
             return
         step, booster, method = self.step + 1, self.booster, self.method
         needed = method.observes or (method.needs_gradient(step) and not self._held_off(step))
@@ -250,7 +250,7 @@ class SparseNetwork:
             self._told = told_unattached(self.model)
         if dist.is_available() and dist.is_initialized():
             self.ranks.meet(self.generator, self.step)
-        if not torch.compiler.is_compiling() and self.collection.wanted:  # in this order: no guard
+        if not torch.compiler.is_compiling() and self.collection.wanted:  # in this order dynamo adds no guard
             self.collection.join()
 
     # ---- steps of the optimizer ----
@@ -258,8 +258,8 @@ class SparseNetwork:
     def attach(self, optimizer: Optimizer, *, hooks: bool = True) -> None:
         """Follow this optimizer: its state moves with the connections, its steps set off what is due.
 
-        Without `hooks`, only `before_step` and `after_step` do: for loops in which the optimizer's step is
-        part of a graph.
+        Without `hooks`, only calls of `before_step` and `after_step` do that: for loops in which the
+        optimizer's step is part of a graph.
         """
         state = OptimizerState(optimizer, self.weights.values())
         if self.state is not None:
@@ -279,13 +279,13 @@ class SparseNetwork:
         self.ranks.leave(self.model)
 
     def before_step(self) -> None:
-        """To be called before the optimizer's step by a loop that drives the network itself."""
+        """Call this before the optimizer's step, in a loop that drives the network itself."""
         if self.state is None and self.weights:
             raise SparsityError("no optimizer is attached: call network.attach(optimizer)")
         self.steps.before()
 
     def after_step(self) -> None:
-        """To be called after the optimizer's step by a loop that drives the network itself."""
+        """Call this after the optimizer's step, in a loop that drives the network itself."""
         self.steps.after()
 
     def _begin(self) -> None:
@@ -299,7 +299,7 @@ class SparseNetwork:
         self.collection.settle(self.optimizer)
 
     def _broken(self) -> None:
-        """The step has raised or was skipped: it was none."""
+        """The step has raised or was skipped: it does not count."""
         self.collection.discard()
         if self.booster is not None:
             self.booster.put_back()
@@ -337,7 +337,7 @@ class SparseNetwork:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict()`; other counts are fine: values and optimizer state are resized.
+        """Go on from `state_dict()`; other counts are fine: values are resized, optimizer state starts anew.
 
         Optimizer state that was loaded since the last step stays, so the two can be loaded in any order.
         """
@@ -369,7 +369,7 @@ class SparseNetwork:
             weight.values.grad = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """None, in the copy of a model that holds its network; alone a copy would follow no optimizer."""
+        """A copy of a model that holds its network has None instead; alone, it would follow no optimizer."""
         if id(self.model) not in memo:
             raise SparsityError("copy the model, or sparsify another and load network.state_dict() into it")
 

@@ -1,7 +1,7 @@
 """The state of the optimizer follows the connections.
 
-What stays keeps its state; what is new gets the optimizer's own initial state, which is found by asking the
-optimizer: one step on a stand-in parameter whose values and gradients are zero.
+Connections that stay keep their state; new ones get the optimizer's own initial state, which is found by
+asking the optimizer: one step on a stand-in parameter whose values and gradients are zero.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class OptimizerState:
         self.optimizer = optimizer
         self.decay: dict[str, Any] = {}
         self._fills: dict[Any, tuple[Any, dict[str, Tensor]]] = {}
-        self._places: dict[int, tuple[int, int]] = {}  # of parameters: the group, and where in it
+        self._places: dict[int, tuple[int, int]] = {}  # by the parameter's id: its group, and where in it
         for weight in weights:
             self._check(weight)
             self.decay[weight.name] = self._decay(weight)
-        self.loaded = False  # since the last step
+        self.loaded = False  # whether state was loaded since the last step
         self._hook = optimizer.register_load_state_dict_post_hook(self._was_loaded)
 
     def _was_loaded(self, _: Optimizer) -> None:
         self.loaded = True
 
     def leave(self) -> bool:
-        """Follow the optimizer no longer; tells whether it was loaded since its last step."""
+        """Stop following the optimizer; returns whether its state was loaded since its last step."""
         self._hook.remove()
         return self.loaded
 
@@ -67,7 +67,7 @@ class OptimizerState:
         return None
 
     def begin(self, weights: Iterable[SparseWeight]) -> None:
-        """A step begins: refuse it with a state that was loaded, and is that of other connections."""
+        """A step begins: refuse it if the state that was loaded belongs to other connections."""
         wrong = [weight.name for weight in weights if self.problem(weight) is not None] if self.loaded else []
         self.loaded = bool(wrong)
         if wrong:
@@ -77,7 +77,7 @@ class OptimizerState:
             )
 
     def problems(self, weights: Iterable[SparseWeight]) -> Iterator[str]:
-        """All that is wrong: weights it does not hold, state of another shape, weight decay that got lost."""
+        """All that is wrong: weights that it does not hold, state of another shape, lost weight decay."""
         for weight in weights:
             problem = self.problem(weight)
             yield from [] if problem is None else [problem]
@@ -125,7 +125,7 @@ class OptimizerState:
     def follow(
         self, weights: Sequence[SparseWeight], index: Tensor, stays: Tensor, counts: Sequence[int]
     ) -> None:
-        """Let the state of weights of one group follow; `index`, `stays` and `counts` as for `carried`.
+        """Move the state of weights of one group; `index`, `stays` and `counts` are as in `carried`.
 
         Called before the values move, so that their shape is still the old one.
         """
@@ -142,7 +142,7 @@ class OptimizerState:
                 state[key] = was.copy_(part) if len(was) == len(part) else part.clone()
 
     def _fill(self, weight: SparseWeight) -> dict[str, Tensor]:
-        """The initial state as numbers; asked for anew when the rate is another: asking takes a while."""
+        """The initial state as numbers; found anew only if the rate may have changed, as it takes a while."""
         group, like = self.group(weight), weight.values
         assert group is not None
         rate, key = group.get("lr"), (id(group), like.dtype, like.device)
@@ -173,7 +173,7 @@ def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
     """An optimizer of the same kind and settings for another parameter group, with a state of its own."""
     kind = type(optimizer)
     accepted = inspect.signature(kind.__init__).parameters
-    try:  # some make their state here
+    try:  # some optimizers make their state here
         twin = kind([group], **{k: v for k, v in optimizer.defaults.items() if k in accepted})
         state = twin.state
     except Exception:
@@ -189,7 +189,7 @@ def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
 
 
 def _copied(value: Any) -> Any:
-    """What a step may add to, copied; not what it holds."""
+    """A shallow copy of a container, to which a step may add; anything else as it is."""
     return value.copy() if type(value) in (dict, list, set) else value
 
 
@@ -210,7 +210,7 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def told_unattached(model: nn.Module) -> bool:
-    """Warn in a pass that trains connections which nothing will ever change; True if it is one."""
+    """Warn, in a pass that trains, that nothing will change the connections; True if it was such a pass."""
     if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
         return False
     warnings.warn(
@@ -233,14 +233,14 @@ def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:
 def carried(
     old: Sequence[Tensor], index: Tensor, stays: Tensor, fill: float | Tensor, counts: Sequence[int]
 ) -> list[Tensor]:
-    """What belongs to single connections, after these have changed; views of one new tensor.
+    """Numbers that belong to single connections, after these have changed: views of one new tensor.
 
     Args:
-        old: what each weight has, its connections along the first dimension.
-        index: for each connection of now, its number among all the old ones.
+        old: the numbers of each weight, connections along the first dimension.
+        index: for each connection there is now, its place among all the old ones.
         stays: whether it was one of them.
         fill: what it gets if it was not.
-        counts: connections of each weight now.
+        counts: how many connections each weight has now.
     """
     parts = [part.detach().reshape(-1) for part in old]
     flat = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -252,5 +252,5 @@ def carried(
 
 
 def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Copy `new` into `old`, in place: what was captured knows it by its place."""
+    """Copy `new` into `old`, in place: captured graphs know tensors by their address."""
     torch._foreach_copy_(list(old), list(new))

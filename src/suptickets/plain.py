@@ -35,7 +35,7 @@ def densified(model: nn.Module) -> nn.Module:
 
 
 def _detached(model: nn.Module) -> dict[int, Any]:
-    """For `deepcopy`, which refuses them: copies of activations that modules have kept of a forward pass."""
+    """A memo for `deepcopy`, which refuses activations: copies of those kept from a forward pass."""
     held = [leaf for module in model.modules() for leaf in tree_leaves(vars(module))]
     return {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
 
@@ -44,7 +44,7 @@ def _undecorate(module: nn.Module, memo: dict[int, Any]) -> None:
     """Take off what trainers and compilers wrap around the methods of a module.
 
     `deepcopy` binds a method to the copy, but does not look into a function: a wrapper of a method would
-    still call the original. And a method of the class, wrapped for a training (autocast), is itself again.
+    still call the original. A method of the class that was wrapped for a training (autocast) is unwrapped.
     """
     for name, value in list(vars(module).items()):
         own = getattr(type(module), name, None)
@@ -63,7 +63,7 @@ def _wrapped(value: Any, own: Any) -> Any:
 
 
 def check_values(model: nn.Module) -> None:
-    """Refuse a model that has no values, or computes its weights from other parameters, by masks or else."""
+    """Refuse a model that has no values, or computes weights from other parameters (by masks, say)."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise SparsityError("the model has no values yet (it is on the meta device): move it first")
     if any(parametrize.is_parametrized(module) for module in model.modules()) or prune.is_pruned(model):
@@ -80,7 +80,7 @@ class Link:
         self.action = action
 
     def __call__(self, *arguments: Any) -> None:
-        """What torch calls."""
+        """Called by torch."""
         if self.action is not None:
             self.action(*arguments)
 

@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from suptickets.errors import SparsityError
 from suptickets.weight import POSITIONS, SparseWeight
 
-_IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DistributedDataParallel looks for it
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DistributedDataParallel looks for names
 
 
 class Ranks:
-    """The other processes, from the first forward pass inside DistributedDataParallel on."""
+    """The other processes, known from the first forward pass inside DistributedDataParallel on."""
 
     def __init__(self, model: nn.Module, weights: Iterable[SparseWeight]) -> None:
         """Ask DistributedDataParallel to leave the sparse weights to us."""
@@ -38,7 +38,7 @@ class Ranks:
         self._hooks = [self._watch(weight.values) for weight in self.weights]
 
     def _watch(self, parameter: nn.Parameter) -> Any:
-        """Average its gradients; also of one that is frozen now, and may be trained later."""
+        """Average the gradients of a parameter, even if it is frozen now: it may be trained later."""
         trained = parameter.requires_grad
         hook = parameter.requires_grad_().register_post_accumulate_grad_hook(self._average_in_backward)
         parameter.requires_grad_(trained)
@@ -51,7 +51,7 @@ class Ranks:
             hook.remove()
 
     def _names(self, model: nn.Module) -> list[str]:
-        """Of the sparse weights in this model."""
+        """The names of the sparse weights in this model."""
         ours = {id(weight.values) for weight in self.weights}
         return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ours]
 
@@ -62,15 +62,15 @@ class Ranks:
 
     @property
     def apart(self) -> bool:
-        """Whether there are other processes, with which no wrapper connects us."""
+        """Whether there are other processes, and no wrapper connects us with them."""
         return (
             self.ddp is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         )
 
     @_disable_dynamo  # imports dynamo only when it is called
     def meet(self, generator: torch.Generator, step: int) -> None:
-        """In a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does."""
-        self._pending.clear()  # of a backward pass that failed
+        """Called in a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does."""
+        self._pending.clear()  # left by a backward pass that failed
         ddp = DistributedDataParallel._active_ddp_module
         if ddp is not None and ddp._join_config.enable and self.weights:
             raise SparsityError("join() is not supported: give every rank as many batches")
@@ -162,7 +162,7 @@ class Ranks:
 
 
 class _Ignored(list[str]):
-    """Names for DistributedDataParallel; a copy of the model, which has no network, keeps only the user's."""
+    """Names for DistributedDataParallel; a copy of the model has no network, so it keeps only the user's."""
 
     def __init__(self, ours: Iterable[str], users: Iterable[str]) -> None:
         self.users = list(users)

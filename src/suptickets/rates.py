@@ -1,8 +1,8 @@
-"""Puts a cycle's rate into the optimizer for a step and all that it triggers, then the user's back.
+"""Put a cycle's rate into the optimizer for one step and all that it triggers, then restore the user's.
 
-A scheduler that computes its rate from the last one would be led astray by any other that it finds; so would
-a training that goes on from an optimizer which was saved in a step, or after one that raised (of that no hook
-tells): the rates that are saved are the user's.
+A scheduler that computes its rate from the last one would be led astray by a rate that is not its own. So
+would a training that resumes from an optimizer that was saved during a step, or after a step that raised (no
+hook reports that). Therefore the rates that are saved are always the user's.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from suptickets.schedules import proportions
 
 
 class Replaced(NamedTuple):
-    """The user's rates, and who put others in their place."""
+    """The user's rates, and the `Rates` that replaced them."""
 
     owner: Rates
     rates: list[float | Tensor]
 
 
-_REPLACED: WeakKeyDictionary[Optimizer, Replaced] = WeakKeyDictionary()  # of optimizers that are in a step
+_REPLACED: WeakKeyDictionary[Optimizer, Replaced] = WeakKeyDictionary()  # for optimizers that are in a step
 _HOOKED: WeakSet[Optimizer] = WeakSet()
 
 
@@ -34,15 +34,15 @@ class Rates:
     def __init__(self) -> None:
         """The groups of the optimizer keep their `proportions` to the first that learns."""
         self.proportions: list[float] | None = None
-        self._whose: weakref.ref[Optimizer] | None = None  # not known of those that were loaded
+        self._whose: weakref.ref[Optimizer] | None = None  # unknown for proportions that were loaded
 
     def load(self, proportions: list[float] | None) -> None:
         """Go on with saved proportions; the optimizer may be a new one."""
         self.proportions, self._whose = proportions, None
 
     def put(self, optimizer: Optimizer, rate: float) -> None:
-        """Rates of a cycle, `rate` for the first group."""
-        self.put_back(optimizer)  # of a step that was broken off
+        """Put in the rates of a cycle: `rate` for the first group that learns, the others in proportion."""
+        self.put_back(optimizer)  # in case the last step was broken off
         groups = optimizer.param_groups
         other = self._whose is not None and self._whose() is not optimizer
         if self.proportions is None or len(self.proportions) != len(groups) or other:
@@ -59,7 +59,7 @@ class Rates:
             group["lr"] = _written(group["lr"], rate * proportion)
 
     def put_back(self, optimizer: Optimizer) -> None:
-        """The user's rates, if this one has replaced them."""
+        """Restore the user's rates, if it was this object that replaced them."""
         users = _REPLACED.get(optimizer)
         if users is None or users.owner is not self:
             return
@@ -69,7 +69,7 @@ class Rates:
 
 
 def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """A state dict has the user's rates."""
+    """Put the user's rates into a state dict of the optimizer."""
     users = _REPLACED.get(optimizer)
     for group, rate in zip(state["param_groups"], users.rates if users else (), strict=False):
         group["lr"] = _read(rate)

@@ -1,9 +1,9 @@
 """Prune weights to one count and grow them to another, many weights at once.
 
-An exploration is little arithmetic in many small pieces: on a GPU, starting them takes longer than they do.
-So weights that are alike go through it together: their connections side by side, each marked with its weight,
-sorted and moved in one go. Only scores are still computed weight by weight, and growth where neighbours
-differ in size. On a CPU nothing is gained by that, and each weight goes by itself.
+An exploration is little arithmetic in many small pieces: on a GPU, launching them takes longer than running
+them. So weights that are alike are processed together: their connections lie side by side, each marked with
+its weight, and are sorted and moved in one go. Only scores are still computed weight by weight, and so is
+growth where neighbours differ in size or count. On a CPU this gains nothing, and each weight goes by itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from suptickets.optimizer_state import OptimizerState, carried, overwrite
 from suptickets.weight import SparseWeight
 
 ALONE = {"cpu"}  # devices on which each weight goes by itself
-POSITIONS = 2**31 - 1  # that go together at most: 32 bits number them
-SCORES = 2**24  # of positions to grow that are compared at once, of weights of one size
+POSITIONS = 2**31 - 1  # the most that are processed together: 32 bits number them
+SCORES = 2**24  # the most growth scores that are compared at once, for weights of one size
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def rewire(
 def _alike(changes: Iterable[Change], state: OptimizerState | None) -> Iterator[list[Change]]:
     """Lists of changes that can go together: same device, types, memory order and kind of optimizer state.
 
-    Where they do, criteria that draw at random draw for one list after the other.
+    Criteria that draw at random then draw for one list after the other.
     """
     kinds = defaultdict(list)
     for number, change in enumerate(changes):
@@ -75,7 +75,7 @@ class _Together:
         self.positions = _joined([weight.positions for weight in self.weights])
 
     def rewire(self, prune: Criterion, grow: Criterion, generator: torch.Generator) -> None:
-        """Choose who lives afterwards, bring them into order, let everything follow."""
+        """Choose the connections that live afterwards, sort them, and let everything else follow."""
         alive = self._pruned(prune, generator)
         alive = self._grown(alive, grow, generator)
         if len(self.weights) == 1:
@@ -95,7 +95,7 @@ class _Together:
         return self.positions.index_select(0, best(scores, self.kept))
 
     def _grown(self, alive: Tensor, grow: Criterion, generator: torch.Generator) -> Tensor:
-        """The positions that live afterwards: of each weight those that are kept, and its best others."""
+        """The positions that live afterwards: for each weight, those that are kept and its best others."""
         if self.final == self.kept:
             return alive
         kept = alive.split(self.kept)
@@ -103,7 +103,7 @@ class _Together:
         return torch.cat([part for pair in zip(kept, grown, strict=True) for part in pair])
 
     def _alike(self) -> Iterator[tuple[int, list[int]]]:
-        """How many weights grow by, and their numbers, if they follow each other and have one size."""
+        """Neighbouring weights of one size that grow by the same count: this count, and their numbers."""
         sizes = [weight.size for weight in self.weights]
         counts = [final - kept for kept, final in zip(self.kept, self.final, strict=True)]
         for (size, count), same in groupby(range(len(sizes)), key=lambda n: (sizes[n], counts[n])):
@@ -118,11 +118,11 @@ class _Together:
         grow: Criterion,
         generator: torch.Generator,
     ) -> list[Tensor]:
-        """Of such weights, the best positions that are not kept."""
+        """For each of these weights, its `count` best positions that are not kept."""
         if not count:
             return [kept[number][:0] for number in numbers]
         scores = [grow.scores(self.weights[number], generator) for number in numbers]
-        if grow not in GROW.values():  # one's own may exclude positions: those that are kept come after them
+        if grow not in GROW.values():  # a user's own may exclude positions: kept ones rank even lower
             scores = [score.float().clamp_(min=torch.finfo(torch.float32).min) for score in scores]
         for score, number in zip(scores, numbers, strict=True):
             score.scatter_(0, kept[number], -torch.inf)
@@ -131,7 +131,7 @@ class _Together:
         return list(torch.stack(scores).topk(count, sorted=False).indices.to(kept[0]).unbind())
 
     def _rows(self, alive: Tensor) -> tuple[Tensor, Tensor]:
-        """Row-major indices of the old and of the new positions; all of a weight's follow the ones before."""
+        """Row-major indices of the old and of the new positions; each weight's follow those before it."""
         both, shapes = torch.cat([self.positions, alive]), [weight.shape for weight in self.weights]
         starts = list(accumulate((weight.size for weight in self.weights[:-1]), initial=0))
         owner = marks([*self.before, *self.final], self.device) % len(self.weights)
@@ -162,7 +162,7 @@ class _Together:
 
 
 def best(scores: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """Numbers of the `counts[i]` largest scores of each tensor, numbered through all of them."""
+    """Indices of the `counts[i]` largest scores of each tensor, counted through all tensors."""
     if len(scores) == 1:
         return strongest(scores[0], counts[0])
     sizes = [len(part) for part in scores]
@@ -181,7 +181,7 @@ def _found(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matched(weight: SparseWeight, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for one weight: with a table of all its positions, which is faster."""
+    """The same as `_found`, for one weight: by a table of all its positions, which is faster."""
     places = torch.full((weight.size,), -1, dtype=torch.int32, device=positions.device)
     numbers = torch.arange(weight.nonzero, dtype=torch.int32, device=positions.device)
     index = places.scatter_(0, weight.positions, numbers).index_select(0, positions)

@@ -1,4 +1,4 @@
-"""What a saved network looks like, and what keeps a state from being one."""
+"""What a saved network looks like, and the checks that a given state is one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PARTS = {"model": Mapping, "shapes": Mapping, "step": int, "generator": Tensor,
 def sparse_weights(model: nn.Module) -> Iterator[tuple[str, SparseWeight]]:
     """Sparse weights by their names in the model's state dict; a tied one once for each owner.
 
-    Where some modules have other names there, as in wrappers for activation checkpointing, names are those
-    under which the state dict has the parameters.
+    Where some modules have other names in the state dict, as in wrappers for activation checkpointing, the
+    names that it gives to the parameters are used.
     """
     paths = dict(_paths(model))
     if paths.keys() <= model.state_dict().keys():
@@ -42,7 +42,7 @@ def _paths(model: nn.Module) -> Iterator[tuple[str, SparseWeight]]:
 
 
 def check_saved(network: SparseNetwork) -> None:
-    """Refuse a model whose state dict has not all sparse weights, or is not what it loads."""
+    """Refuse a model whose state dict lacks sparse weights, or that cannot load its own state dict."""
     names = dict(sparse_weights(network.model))
     missing = sorted({*network.weights} - {weight.name for weight in names.values()})
     if missing:
@@ -53,7 +53,7 @@ def check_saved(network: SparseNetwork) -> None:
 
 
 def load(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what the model's own state dict has, be it all or a part, and nothing else."""
+    """Load a state that has exactly the entries of the model's `state_dict()`, which may leave some out."""
     found = model.load_state_dict(state, strict=False)
     wrong = [*found.unexpected_keys, *(key for key in found.missing_keys if key in model.state_dict())]
     if wrong:
@@ -71,7 +71,7 @@ def keys(model: nn.Module) -> dict[str, Any]:
 
 
 def check_state(network: SparseNetwork, state: Mapping[str, Any]) -> None:
-    """Refuse a state that is not one of this network as a whole, so that nothing of it is loaded."""
+    """Refuse a state that does not fit this network as a whole, before any part of it is loaded."""
     if not isinstance(state, Mapping):
         raise SparsityError(f"this is not the state of a sparse network, but a {type(state).__name__}")
     missing = sorted(_PARTS.keys() - state.keys())
@@ -110,7 +110,7 @@ def _problems(model: nn.Module, theirs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def weight_problems(model: nn.Module, state: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """What is wrong with the sparse weights in a state dict in which names begin with `prefix`.
+    """What is wrong with the sparse weights in a state dict whose names begin with `prefix`.
 
     Weights that are missing altogether are left to torch, which reports them if it is strict.
     """

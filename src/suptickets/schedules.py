@@ -60,7 +60,7 @@ def swa(t: float, low: float, high: float) -> float:
 
 
 def fge(t: float, low: float, high: float) -> float:
-    """FGE: from `high` down to exactly `low` at the middle, and up again; collected at its middle."""
+    """FGE: from `high` down to exactly `low` at the middle, where the ticket is collected, and up again."""
     return triangle(t, high, low)
 
 
@@ -110,7 +110,7 @@ class Scheduler(LRScheduler):
     """A torch scheduler that follows a schedule; groups keep their proportions to the first that learns."""
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
-        """`schedule(i)` is the rate of the first group that has one at the i-th step."""
+        """`schedule(i)` is the rate at the i-th step, of the first group that learns."""
         self.schedule = schedule
         super().__init__(optimizer, last_epoch)
 

@@ -29,7 +29,7 @@ def sparsify(
     exclude: Patterns = None,
     seed: int | None = None,
 ) -> SparseNetwork:
-    """Store the weights of `model` sparse, in place, and let `method` decide who lives.
+    """Store the weights of `model` sparsely, in place, and let `method` decide which connections live.
 
     Args:
         model: any module; convolutions and linear layers become sparse unless `include` says otherwise.
@@ -39,7 +39,7 @@ def sparsify(
         include: names of weights or modules, or patterns, to make sparse instead of the default.
         exclude: names or patterns to leave dense.
         seed: seed of all random choices of connections; torch's own initial seed by default, so that models
-            of the same shapes get the same connections: give each its own for others.
+            of the same shapes get the same connections; to avoid that, give each its own seed.
     """
     _refuse(model, method)
     if optimizer is not None:
@@ -47,7 +47,7 @@ def sparsify(
     chosen = choose(model, include, exclude)
     method = copy.copy(method)
     for name, value in vars(method).items():
-        if isinstance(value, dict | list | set):  # what a method remembers is of one network
+        if isinstance(value, dict | list | set):  # a method's memory belongs to one network
             setattr(method, name, copy.copy(value))
     seed = torch.initial_seed() if seed is None else whole("seed", seed, 0) % 2**63
     generator = torch.Generator().manual_seed(seed)

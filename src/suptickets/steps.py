@@ -11,11 +11,11 @@ Action = Callable[[], None]
 
 
 class Steps:
-    """Calls `begin` before and `end` after each step, or `broken` instead of `end` if it was none.
+    """Calls `begin` before and `end` after each step, or `broken` instead of `end` if the step fails.
 
-    `complete` is called in between, when gradients are what the optimizer steps with: GradScaler unscales
-    them just before, and a closure adds to them inside the step, so that with one it is not called. A step
-    is none if its closure raises, or if GradScaler skips it for gradients that are not finite.
+    `complete` is called in between, once the gradients are those that the optimizer steps with: GradScaler
+    unscales them just before. With a closure, which adds to them inside the step, it is not called. A step
+    fails if its closure raises, or if GradScaler skips it for gradients that are not finite.
     """
 
     def __init__(self, begin: Action, complete: Action, end: Action, broken: Action) -> None:
@@ -26,7 +26,7 @@ class Steps:
         self._handles: list[Any] = []
 
     def follow(self, optimizer: Optimizer, *, hooks: bool) -> None:
-        """Without `hooks`, only `before` and `after` tell of steps."""
+        """Follow the steps of an optimizer; without `hooks`, only `before` and `after` report them."""
         self.leave()
         self.optimizer = optimizer
         if hooks:
@@ -36,20 +36,20 @@ class Steps:
             ]
 
     def leave(self) -> None:
-        """Follow nothing any more."""
+        """Follow no optimizer any more."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def before(self) -> None:
-        """A step that is driven explicitly begins; without hooks, nothing else tells of its gradients."""
+        """A step that is driven explicitly begins; without hooks, nothing else reports its gradients."""
         self._explicit, self._stepped = True, not self._handles
         self._begin()
         if not self._handles:
             self._complete()
 
     def after(self) -> None:
-        """It is over."""
+        """A step that is driven explicitly is over."""
         try:
             self._end()
         finally:
@@ -62,7 +62,7 @@ class Steps:
         return tuple(map(self._guarded, args)), {name: self._guarded(one) for name, one in kwargs.items()}
 
     def _guarded(self, argument: Any) -> Any:
-        """A closure wrapped to tell that it raised; any other argument as it is."""
+        """A closure, wrapped so that it reports if it raises; any other argument as it is."""
         if not _is_closure(argument):
             return argument
 

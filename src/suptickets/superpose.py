@@ -31,7 +31,7 @@ RULES = {
     "cima": "connection independent moving averaging: beta x old + (1 - beta) x new",
 }
 _DEVIATION = "running_var"  # variances are averaged as standard deviations (the paper's AV)
-_STATE = ("weight", "bias", "running_mean", _DEVIATION)  # what layers call what must be numbers
+_STATE = ("weight", "bias", "running_mean", _DEVIATION)  # names of what must be finite
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Superposition:
     fixed: set[str] = field(default_factory=set, init=False)  # frozen or kept dense: they keep their counts
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         for option, known in (
             ("rule", RULES),
             ("prune", ("global", "layer")),
@@ -70,7 +70,7 @@ class Superposition:
 
     @torch.no_grad()
     def add(self, ticket: Ticket) -> None:
-        """Average one more ticket in; it is not changed, and nothing of it is kept."""
+        """Add one more ticket to the average; it is not changed, and nothing of it is kept."""
         types, ticket = ticket.types(), ticket.wide()
         average, numbers = self.average, _numbers(ticket)
         if average is not None:
@@ -110,7 +110,7 @@ class Superposition:
         return 1 - self.beta if self.rule == "cima" else 1 / self.count
 
     def _average(self, average: Ticket, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
-        """Everything that is not sparse is averaged; of integers (counters of batches) the newest is kept."""
+        """Average everything that is not sparse; of integers (counters of batches), keep the newest."""
         for key, value in ticket.dense.items():
             if key not in numbers:
                 average.dense[key] = value.clone() if isinstance(value, Tensor) else value
@@ -184,12 +184,12 @@ class Superposition:
 
 
 def _mean(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
-    """The new one with this weight; what is the same in both stays."""
+    """The mean in which `new` has this weight; what is the same in both stays as it is."""
     return torch.where(old == new, old, old * (1 - weight) + new * weight)
 
 
 def average_of(packed: Mapping[str, Any], device: torch.device, *, deviations: bool) -> Ticket:
-    """The average of a state; those of older states have `deviations` where variances are."""
+    """The average in a saved state; in older states, standard `deviations` are in place of variances."""
     average = Ticket.unpack(packed).to(device).wide()
     for key, value in average.dense.items() if deviations else ():
         average.dense[key] = value.square() if _is_variance(key, value) else value
@@ -212,17 +212,17 @@ def _is_state(key: str) -> bool:
 
 
 def _is_weight(key: str) -> bool:
-    """Also those of recurrent layers and of attention; all that has two dimensions may be taken for one."""
+    """By its name, in any kind of layer, because not all that has two dimensions is a weight."""
     return _is_state(key) or "weight" in str(key).rpartition(".")[2]
 
 
 def _is_bias(key: str) -> bool:
-    """Some call a mask of attention so: it may be infinite."""
+    """By its name, which some give to an attention mask: so it may be infinite."""
     return "bias" in str(key).rpartition(".")[2]
 
 
 def _numbers(ticket: Ticket) -> dict[str, Tensor]:
-    """What is averaged as it is: all that is not sparse, variances as standard deviations."""
+    """The numbers that are averaged and not sparse; variances as standard deviations."""
     dense = {key: value for key, value in ticket.dense.items() if is_number(value)}
     return {key: value.sqrt() if _is_variance(key, value) else value for key, value in dense.items()}
 
@@ -230,7 +230,7 @@ def _numbers(ticket: Ticket) -> dict[str, Tensor]:
 def _refuse_diverged(number: int, ticket: Ticket, numbers: Mapping[str, Tensor]) -> None:
     """Refuse a ticket of a training that diverged; buffers of other names, such as masks, may be anything.
 
-    One look at the device tells whether all norms are finite; only if not is it asked which values are not.
+    One look at the device tells whether all norms are finite; only if not, the values are looked at.
     """
     found = {key: connections.values for key, connections in ticket.sparse.items()}
     named = {key: value for key, value in numbers.items() if _is_weight(key) or _is_bias(key)}
@@ -291,18 +291,18 @@ def superpose(
     prune_when: str = "each",
     layers: str | Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
-    """One network out of many: the state dict of a plain model, pruned to an exact count.
+    """Superpose tickets into one network: the state dict of a plain model, pruned to an exact count.
 
     Args:
         tickets: state dicts of plain models (zeros are inactive connections), `network.state_dict()`s, or
-            files of them (safetensors, or torch's); taken one at a time, so that memory stays at two.
+            files of them (safetensors, or torch's); taken one at a time, so that memory holds two.
         rule: `cia`, `caa` or `cima`.
         sparsity: of the weights of the layers together; by default the first ticket's count is kept.
         beta: weight of the old average in `cima`.
         prune: `global` or `layer`.
         prune_when: `each` or `end`.
         layers: names of the sparse weights in plain state dicts; by default all tensors of two or more
-            dimensions, for nothing tells buffers, or layers that were left dense, from them.
+            dimensions, because buffers, and layers that were left dense, cannot be told from them.
     """
     superposition = Superposition(rule, beta, prune, prune_when)
     if isinstance(tickets, Mapping | str | os.PathLike) or not isinstance(tickets, Iterable):

@@ -29,15 +29,15 @@ Criteria = Pair | Sequence[Pair] | None
 
 
 def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
-    """Optimizer steps in so many epochs of a loader, one for each batch; or of so many steps an epoch.
+    """Optimizer steps in so many epochs of a loader, one per batch, or of so many steps per epoch.
 
-    A loop that accumulates the gradients of 4 batches has `len(loader) // 4` steps an epoch.
+    A loop that accumulates the gradients of 4 batches has `len(loader) // 4` steps per epoch.
     """
     if not isinstance(epochs, Real) or not 0 <= epochs < float("inf"):
         raise SparsityError(f"epochs must be a number, at least 0, not {epochs!r}")
     try:
         steps = int(loader) if isinstance(loader, Integral) else len(loader)
-    except TypeError:  # also of a DataLoader over an IterableDataset
+    except TypeError:  # a DataLoader over an IterableDataset raises it too
         raise SparsityError("the loader has no length: give the number of batches of an epoch") from None
     return round(float(epochs) * steps)
 
@@ -49,20 +49,20 @@ class SupTickets:
         network: a network of any method; its optimizer's steps drive the cycles.
         total_steps: optimizer steps of the whole training (`epochs_to_steps` converts).
         cycle_steps: steps of a cycle.
-        cycles: number of cycles, so of tickets.
+        cycles: number of cycles, and so of tickets.
         lr: lowest and highest rate of a cycle, for the first parameter group that learns (rate above 0);
             others keep their proportion.
         rate: the share of the connections that the exploration of a cycle prunes and grows; 0: none explores.
         rule: `cia`, `caa` or `cima`.
         beta: weight of the old average in `cima`.
-        prune: of the average: `global` or `layer`.
+        prune: how the average is pruned: `global` or `layer`.
         prune_when: `each` (after each ticket) or `end` (once; needs the memory of the union of the tickets).
         batch_norm: `average` (means and standard deviations) or `recompute` (`ticket(loader)`).
         explore_at: `start` (after the first step of each cycle, as in the paper's text) or `end` (after a
             ticket is collected, as in its Algorithm 1, so not in the first cycle).
         include_start: take the network before the cycles as a ticket too, as the published code does.
         schedule: `triangle` (Eq. 3), `swa`, `fge`, `steps`, or a function of (t, low, high) with 0 < t <= 1.
-        criteria: (prune, grow) other than the method's own, one pair for all cycles or a list of pairs.
+        criteria: (prune, grow) criteria to use instead of the method's: one pair, or one for each cycle.
         keep: keep the single tickets too (`tickets.tickets`).
     """
 
@@ -176,7 +176,7 @@ class SupTickets:
         return next(filter(None, rates), 0.0)
 
     def needs_gradient(self, step: int) -> bool:
-        """Only steps after which an exploration chooses by gradient."""
+        """Whether an exploration after step number `step` chooses by gradient."""
         criteria = self._exploration(step)
         return criteria is not None and need_gradient(*criteria)
 
@@ -223,7 +223,7 @@ class SupTickets:
             self.explored.append(step)
 
     def collect(self) -> None:
-        """Take the network as it is now as a ticket; nothing of it is touched."""
+        """Collect the network as it is now as a ticket, without changing it."""
         model, ranks, ticket = self.network.model, self.network.ranks, self._taken()
         for name, _ in model.named_buffers():  # batch-norm statistics differ between ranks
             if isinstance(ticket.dense.get(name), Tensor):
@@ -235,7 +235,7 @@ class SupTickets:
             self._kept.append(ticket.clone())
 
     def _taken(self) -> Ticket:
-        """The network as it is now, not copied."""
+        """The network as it is now, as a ticket that shares its tensors."""
         return Ticket.of(self.network.model.state_dict(), **keys(self.network.model))
 
     def _fixed(self) -> set[str]:
@@ -273,7 +273,7 @@ class SupTickets:
         return plain
 
     def _seen(self) -> str:
-        """How far the network is, and what may keep it from being farther."""
+        """How far the network has come, and what may have kept it from getting further."""
         step = self.network.step
         usual = "did it end early? total_steps counts steps, not batches, and GradScaler may skip some"
         other = "is the one that trains it attached (network.attach)?"
@@ -289,7 +289,7 @@ class SupTickets:
     def counts(self) -> dict[str, int]:
         """Living connections of each sparse layer of the superposed ticket."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `ticket()` says what there is to say
+            warnings.simplefilter("ignore")  # `ticket()` gives these warnings
             counts = self.superposition.result().counts()
         return {key.removesuffix(".weight"): count for key, count in counts.items()}
 
@@ -336,7 +336,7 @@ class SupTickets:
         }
 
     def _settings(self) -> dict[str, Any]:
-        """What must be the same to go on."""
+        """The settings that must be the same for a saved state to be loaded."""
         names = ("total_steps", "cycle_steps", "cycles", "schedule", "explore_at", "include_start", "keep")
         averaging = ("rule", "beta", "prune", "prune_when")
         return {n: getattr(self, n) for n in names} | {n: getattr(self.superposition, n) for n in averaging}
@@ -364,7 +364,7 @@ class SupTickets:
         self._rates.load(state["proportions"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """None, as for the network, in the copy of a model that holds both."""
+        """A copy of a model that holds this and its network has None in place of both."""
         copy.deepcopy(self.network, memo)
 
 

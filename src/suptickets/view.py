@@ -20,7 +20,7 @@ class DenseView(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What shares its memory is such a view too; other results are plain, as all in a compiler."""
+        """Results that share its memory are such views too; others are plain, and all are in a compiler."""
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             with torch._C.DisableTorchFunctionSubclass():
@@ -53,13 +53,13 @@ class DenseView(Tensor):
             return _marked(result, [t for t in _flat((*args, *kwargs.values())) if isinstance(t, cls)])
 
     def set_(self, *_: Any, **__: Any) -> Any:
-        """Torch does not ask about this one."""
+        """Refused here, because torch does not call `__torch_function__` for it."""
         raise SparsityError(
             "set_ on a sparse weight would be lost: assign a dense tensor (module.weight = tensor)"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """A copy is nobody's view."""
+        """A copy is a plain tensor."""
         with torch._C.DisableTorchFunctionSubclass():
             return copy.deepcopy(self.as_subclass(Tensor), memo)
 
@@ -73,7 +73,7 @@ _skipped = False
 
 
 def as_view(dense: Tensor) -> DenseView:
-    """The tensor as such a view.
+    """The tensor as a `DenseView`.
 
     Where torch.compile falls back to eager (recurrent layers), it would compile `__torch_function__` alone
     and reuse the result for another attribute or tensor: so dynamo is told to skip it.
@@ -88,7 +88,7 @@ def as_view(dense: Tensor) -> DenseView:
 
 
 def _marked(result: Any, ours: Sequence[DenseView]) -> Any:
-    """What shares memory with one of `ours` is such a view too."""
+    """The result; what shares memory with one of `ours` becomes such a view too."""
     if type(result) in (list, tuple):
         return type(result)(_marked(part, ours) for part in result)
     alias: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
 
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 _HARMLESS = {"detach_", "share_memory_", "rename_"}
-_WRITING = {"__setitem__", "__set__"}  # beside all that ends in _; operators such as += arrive as these
+_WRITING = {"__setitem__", "__set__"}  # besides all names that end in _, which operators such as += call
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:

@@ -56,7 +56,7 @@ class SparseWeight(nn.Module):
         self.collector: DenseGradient | Slot | None = None
         self.slot: Slot | None = None
         self.momentum: Tensor | None = None
-        self.moved = False  # by loading, since the network has looked
+        self.moved = False  # whether loading has moved connections since the network last looked
         dtype = torch.int32 if self.size < 2**31 else torch.int64
         rows = torch.arange(self.size, device=dense.device)
         self.register_buffer("positions", self.addresses(rows).to(dtype))
@@ -152,7 +152,7 @@ class SparseWeight(nn.Module):
         return rows if self._row_major else remap(rows, self.shape, self.order)
 
     def rows(self, addresses: Tensor | None = None) -> Tensor:
-        """Addresses in memory order (by default the living ones, then sorted) as row-major indices."""
+        """Addresses in memory order as row-major indices; by default those of the living ones, sorted."""
         addresses = self.positions if addresses is None else addresses
         if self._row_major:
             return addresses
@@ -174,8 +174,8 @@ class SparseWeight(nn.Module):
     def place(self, values: Tensor, positions: Tensor) -> None:
         """Let the connections at `positions`, in the order of their rows, live with these `values`.
 
-        Contents change in place while their number stays (nothing is compiled or captured again);
-        otherwise the storage is replaced, by `set_`, which autograd allows while an old loss is alive.
+        While their number stays, contents change in place (so nothing is compiled or captured again);
+        otherwise `set_` replaces the storage, which autograd allows while an old loss is alive.
         """
         parameter, positions = self.values, positions.to(self.positions)
         values = values.reshape(len(positions), *[1] * (len(self.shape) - 1))
@@ -197,7 +197,7 @@ class SparseWeight(nn.Module):
         self.touched()
 
     def touched(self) -> None:
-        """Tell who keeps the dense tensor that values or positions have changed other than by a step."""
+        """Tell the slot, if there is one, that values or positions have changed other than by a step."""
         if self.slot is not None:
             self.slot.stale = True
 
@@ -231,7 +231,7 @@ class SparseWeight(nn.Module):
         destination[prefix + "positions"] = self.rows().detach()
 
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Positions; the owner has checked them and made room (`accept`) before this is called."""
+        """Load positions; the owner has checked them and made room (`accept`) before this is called."""
         rows, (_, strict, missing, *_) = state.get(prefix + "positions"), args
         missing += [prefix + "positions"] if rows is None and strict else []
         if isinstance(rows, Tensor) and len(rows) == self.nonzero:
@@ -252,7 +252,7 @@ class SparseWeight(nn.Module):
         return None
 
     def problem(self, values: Tensor | None, rows: Tensor | None) -> str | None:
-        """What keeps `values` at `rows` from being connections of this weight."""
+        """What keeps `values` at `rows` from being connections of this weight, if anything does."""
         if not isinstance(values, Tensor):
             return f"{self.name}: the state has no values for it"
         if not isinstance(rows, Tensor):
@@ -299,14 +299,14 @@ class SparseModule(nn.Module):
         raise SparsityError("DataParallel is not supported: use DistributedDataParallel")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle, though the class is made on the fly."""
+        """Make copying and pickling work, though the class is made on the fly."""
         state: Any = super().__reduce_ex__(protocol)[2]
-        if "_flat_weights" in state:  # recurrent layers: dense weights that are not to be copied
+        if "_flat_weights" in state:  # recurrent layers: dense weights, which must not be copied
             state["_flat_weights"] = [torch.empty(0) for _ in state["_flat_weights"]]
         return _rebuild, (self._sparse_base, self._sparse_names), state
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: Any, *args: Any) -> None:
-        """Make room first; what is loaded is copied, also where torch is asked to assign it."""
+        """Make room first; what is loaded is copied, even where torch is asked to assign it."""
         errors: list[str] = args[-1]
         metadata = {**metadata, "assign_to_params_buffers": False}
         for name in self._sparse_names:
@@ -328,7 +328,7 @@ _classes: dict[Any, Any] = {}
 
 
 def _sparse_class(base: type[nn.Module], names: tuple[str, ...]) -> Any:
-    """`base` with each of the named parameters read as the dense tensor; made once."""
+    """A subclass of `base` whose named parameters read as dense tensors; made once."""
     key = (base, names)
     if key not in _classes:
         attributes: dict[str, Any] = {name: _dense_property(name) for name in names}
@@ -393,7 +393,7 @@ def _drop_flat_weights(module: nn.RNNBase, *_: object) -> None:
 
 
 def _replace(parameter: nn.Parameter, tensor: Tensor) -> None:
-    """Give a parameter another tensor, of the same number of elements as its gradient, if it has one."""
+    """Give a parameter another tensor; its gradient stays, reshaped, only if it has as many elements."""
     gradient, parameter.grad = parameter.grad, None
     parameter.set_(tensor)  # type: ignore[call-overload]
     if gradient is not None and gradient.numel() == tensor.numel():

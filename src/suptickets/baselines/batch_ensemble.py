@@ -2,9 +2,9 @@
 
 Member m has the weights W * (s_m r_m^T), never built: (x * r_m) goes through the shared layer, and what comes
 out is multiplied by s_m. The batch holds the samples of all members at once. In training it is divided among
-them, so that a step costs what it costs the plain network and a member sees its share of the data; in a
-prediction it is repeated for each member. Both are one rule, by which every layer knows whose a sample is
-without being told: sample i of n belongs to member floor(i * members / n).
+them, so that a step costs as much as with the plain network and a member sees its share of the data; in a
+prediction it is repeated for each member. One rule fits both, so no layer has to be told which member a
+sample belongs to: sample i of n belongs to member floor(i * members / n).
 
 Each member has its own batch norm, over its own samples, as the authors' layers have it (edward2's
 `ensemble_batchnorm`): members with other signs have other statistics, and a divided batch normalised as a
@@ -136,7 +136,7 @@ def _signs(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 
 
 def _refuse(network: nn.Module) -> None:
-    """A weight without factors would be shared by all members without a word."""
+    """Refuse weights that would get no factors: all members would share them silently."""
     layers = [module for module in network.modules() if isinstance(module, ELIGIBLE)]
     known = {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
     others = [n for n, p in network.named_parameters() if p.dim() >= 2 and id(p) not in known]

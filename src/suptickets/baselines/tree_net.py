@@ -25,14 +25,14 @@ from suptickets.models.shape import linked
 
 @runtime_checkable
 class Chained(Protocol):
-    """A module that says itself what it is a chain of."""
+    """A module that can give itself as a chain of modules."""
 
     def chain(self) -> nn.Sequential:
         """Its own modules, one after the other."""
 
 
 class TreeNet(Members):
-    """One trunk, and the head of each of several networks on it.
+    """One trunk, with the heads of several networks on it.
 
     The loss is the mean of the heads' losses (`as_one_batch`), each on the whole batch; the prediction is the
     mean of their probabilities. With one network it is that network.
@@ -58,16 +58,16 @@ class TreeNet(Members):
         return len(self.heads)
 
     def members(self, x: Tensor) -> Tensor:
-        """The logits of each head; each gets a copy of its own: it may begin with an in-place operation."""
+        """The logits of each head; each gets its own copy, as it may begin with an in-place operation."""
         shared = self.trunk(x)
         return torch.stack([head(shared.clone()) for head in self.heads])
 
 
 def chain(network: nn.Module) -> nn.Sequential:
-    """The network as a sequence of links, the same modules: what comes after a link sees only its output.
+    """The network's own modules as a sequence of links: what comes after a link sees only its output.
 
-    Known are any `nn.Sequential`, and any module that has a method `chain()`, as the models of this library
-    have whose blocks are not a sequence already.
+    The network may be any `nn.Sequential`, or any module with a method `chain()`, such as those models of
+    this library whose blocks are not a sequence already.
     """
     if isinstance(network, Chained):
         return network.chain()
@@ -80,7 +80,7 @@ def chain(network: nn.Module) -> nn.Sequential:
 
 
 def _first_of_head(links: nn.Sequential, split: str | None) -> int:
-    """The place of `split`; by default of the first layer, or block, of the last third."""
+    """The place of `split`; by default, that of the first layer or block of the last third."""
     names = list(links._modules)
     if split is not None:
         if split not in names:

@@ -20,7 +20,7 @@ from suptickets.errors import SparsityError, reason
 from suptickets.layers import ELIGIBLE
 from suptickets.plain import densified
 
-DENSE = 0.8  # share of the multiplications that are not by zero from which on torch is as fast
+DENSE = 0.8  # torch is as fast if at least this share of the multiplications is not by zero
 
 
 def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
@@ -39,7 +39,7 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
     if kinds and torch.float32 not in kinds:
         raise SparsityError("the kernels compute in float32: call model.float() first, and example.float()")
     if type(plain) in ELIGIBLE:
-        plain = nn.Sequential(plain)  # torch.fx looks into what it is given
+        plain = nn.Sequential(plain)  # torch.fx traces into what it is given
     expected, graph = _outputs(plain, example), traced(plain, example)
     shares = _replace(graph)
     layers = [name for name, module in plain.named_modules() if isinstance(module, ELIGIBLE)]
@@ -59,7 +59,7 @@ def _outputs(plain: nn.Module, example: Tensor) -> list[Any]:
 
 
 def _replace(graph: GraphModule) -> dict[str, float]:
-    """Let the kernels run what gains by it; the layers therein, with the shares that are not zero."""
+    """Let the kernels run what gains by it; returns the layers in it, with the shares that are not zero."""
     modules = dict(graph.named_modules())
     taken = [part for part in parts(graph) if _gains(part, modules)]
     nodes = [node for part in taken for node in part]

@@ -1,8 +1,8 @@
-"""Compact files: of a tensor that is mostly zero, the values that are not, and where they are.
+"""Compact files: a tensor that is mostly zero is stored as its other values, and where they are.
 
 A file is in the safetensors format. A packed tensor is its values in order, under its own name, and beside
-them `NAME/where`: a bit for each position or, where there are fewer than one in 32, the positions. Tied
-tensors are there once. The file's metadata name the packed tensors and their shapes, and those that are tied.
+them `NAME/where`: a bit for each position or, if fewer than one in 32 has a value, the positions. Tied
+tensors are stored once. The metadata name the packed tensors and their shapes, and those that are tied.
 Nothing is rounded: what is read is what was saved.
 """
 
@@ -33,9 +33,9 @@ def save_compact(
     """Write a state dict, such as that of a ticket, with its zeros left out.
 
     Args:
-        state: its tensors.
-        path: of the file.
-        metadata: texts to keep with it.
+        state: the tensors, by name.
+        path: path of the file.
+        metadata: texts to store in the file.
     """
     tensors, shapes, tied = dict[str, Tensor](), dict[str, list[int]](), dict[str, str]()
     places, held = dict[object, str](), dict(state)  # a mapping may make its tensors on demand
@@ -60,9 +60,9 @@ def save_compact(
 
 
 def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict in a file, for `load_state_dict`; one without packed tensors as it is.
+    """The state dict in a file, for `load_state_dict`; a file without packed tensors is read as it is.
 
-    Its tensors are copies: the file may be written anew. Those that were tied are one.
+    Its tensors are copies, so the file may be written anew. Those that were tied are one tensor.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -75,7 +75,7 @@ def load_compact(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
-    """The tensors of a file, the packed ones as they were."""
+    """The tensors of a file, with the packed ones as they were before."""
     shapes, tied = (json.loads(metadata.get(key, "{}")) for key in (PACKED, TIED))
     helpers = {name + WHERE for name in shapes}
     missing = (shapes.keys() | helpers | {*tied.values()}) - tensors.keys()
@@ -92,7 +92,7 @@ def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
 
 
 def _packed(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Values, and where they are; None if the tensor itself is not larger."""
+    """The values other than 0, and where they are; None if the tensor itself is not larger."""
     if not tensor.is_floating_point():
         return None
     flat = tensor.reshape(-1)

@@ -1,6 +1,6 @@
 // Sparse convolutions on a CPU, and the few operations around them.
 //
-// A tensor lies as planes, one per channel: rows of pixels, each pixel so many lanes (images of a batch).
+// A tensor is stored as planes, one per channel: rows of pixels with a float per lane (image of a batch).
 // Between the rows and around the plane there are zeros, as wide as the padding that its readers need.
 // So the pixels of a plane are one run of memory, and a tap of a convolution (a weight at a place of its
 // kernel) reads the same run, moved by an offset: a sparse convolution is a sum of moved runs. What lies
@@ -30,8 +30,8 @@ constexpr int64_t VECTOR = 8, LONGEST = 6;
 #else
 constexpr int64_t VECTOR = 4, LONGEST = 6;
 #endif
-constexpr int64_t PARTS = 8;  // items of a step for each thread, about
-constexpr int64_t SHORT = VECTOR / 2;  // of a vector for the shortest runs, to which a longer one adds little
+constexpr int64_t PARTS = 8;  // about so many items of a step for each thread
+constexpr int64_t SHORT = VECTOR / 2;  // floats of a vector for short runs, which a longer one helps little
 
 template <int N>
 struct Vectors {
@@ -107,7 +107,7 @@ inline void add_taps(Floats<N>* sums, const Tap* tap, const Tap* end, const floa
   }
 }
 
-// The taps that both outputs have: what is read is read once for both, on which `volatile` insists.
+// The taps that both outputs have: `volatile` makes sure that what is read is read once for both.
 template <int N, int T>
 inline void add_shared(Floats<N>* one, Floats<N>* two, const Tap* tap, const Tap* end, const float* x) {
   for (; tap < end; tap += 2) {
@@ -215,7 +215,7 @@ void blank(const Call& c, const Planes& y, int64_t channel) {
     clear(row + y.width * c.lanes, row + y.row);
 }
 
-// Between a batch as torch has it, image by image, and planes.
+// Copies between planes and a batch as torch has it, image by image.
 void exchange(const Call& c, const Step& s, int64_t channel) {
   const bool in = s.kind == PACK;
   const Planes& p = in ? s.y : s.x;
@@ -241,7 +241,7 @@ void along(float* __restrict y, const float* __restrict x, int64_t pixels, int64
   stride == 2 ? all(2) : all(stride);
 }
 
-// For every row of y and every pixel of the window: the pixels of y for which it is inside of x.
+// For every row of y and every pixel of the window: f on the pixels of y for which it is inside of x.
 template <int LANES, typename F>
 void windowed(const Call& c, const Step& s, int64_t channel, float start, F f) {
   const float* x = c.arena + s.x.at + channel * s.x.step;
@@ -280,7 +280,7 @@ void windows(const Call& c, const Step& s, int64_t channel) {
   one(c, s, channel);
 }
 
-// ---- a call: steps one after another, each cut into items that whoever is free takes ----
+// ---- a call: steps one after another, each cut into items that any free thread takes ----
 
 int64_t channels_of(const Step& s) { return s.kind == UNPACK ? s.x.channels : s.y.channels; }
 
@@ -304,8 +304,8 @@ void alone(Call c, float* arena) {
 }
 
 // Stages one after another, each of items that are dealt out: a thread begins with its own, which lie where
-// it wrote in the stage before, then helps others. Who comes late finds all items taken and touches nothing
-// of the calls, which may be over by then.
+// it wrote in the stage before, then helps others. A thread that comes late finds all items taken and touches
+// nothing of the calls, which may be over by then.
 class Job {
  public:
   Job(const Call* calls, int64_t count, int64_t threads)
@@ -328,7 +328,7 @@ class Job {
   struct Stage {
     const int64_t items;
     std::atomic<int64_t> done{0};
-    std::vector<std::atomic<int64_t>> taken;  // of the items of each thread
+    std::vector<std::atomic<int64_t>> taken;  // how many of each thread's items
 
     Stage(int64_t items, int64_t threads) : items(items), taken(threads) {}
   };
@@ -341,7 +341,7 @@ class Job {
   }
 
   const Call* calls;
-  const bool together;  // all work on one call, step by step; otherwise each on whole ones, in its arena
+  const bool together;  // all threads work on one call, by steps; otherwise each on whole ones, in its arena
   const int64_t threads;
   std::atomic<int64_t> joined{0};
   std::deque<Stage> stages;

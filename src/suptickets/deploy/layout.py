@@ -15,12 +15,12 @@ from suptickets.deploy.steps import Planes, Pool, Sparse, Split, Step, Whole
 
 LINE = 16  # floats of a cache line
 NEAREST = 6144  # floats of the nearest cache that the tiles of a block of input channels may take
-FEWEST = 14  # taps of an output that a block has at least, on average, lest sums come and go too often
+FEWEST = 14  # least taps of a block per output, on average: with fewer, sums come and go too often
 PACK, SPARSE, SPLIT, MAX, MEAN, UNPACK = range(6)
 
 
 def lines(floats: int) -> int:
-    """Rounded up to whole cache lines."""
+    """So many floats, rounded up to whole cache lines."""
     return -(-floats // LINE) * LINE
 
 
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def row(self) -> int:
-        """From row to row."""
+        """Floats from row to row."""
         return self.planes.columns * self.lanes
 
     @property
@@ -46,27 +46,27 @@ class Place:
 
     @property
     def run(self) -> int:
-        """From the first pixel to the last."""
+        """Floats from the first pixel to the last."""
         return (self.planes.height - 1) * self.row + self.planes.width * self.lanes
 
     @property
     def step(self) -> int:
-        """From channel to channel."""
+        """Floats from channel to channel."""
         return ((2 * self.lead + lines(self.run)) // LINE | 1) * LINE
 
     @property
     def size(self) -> int:
-        """Of all channels, and of one more if their number is odd: they are computed in pairs."""
+        """Floats of all channels, and of one more if their number is odd: they are computed in pairs."""
         return (self.planes.channels + self.planes.channels % 2) * self.step
 
     def native(self, start: int) -> native.Planes:
-        """As the kernels take it, in memory from `start` on."""
+        """The place as the kernels take it, in memory from `start` on."""
         p = self.planes
         return native.Planes(start + self.lead, p.channels, p.height, p.width, self.row, self.step, self.lead)
 
 
 def arrange(recipe: Recipe, lanes: int) -> tuple[dict[Planes, int], int]:
-    """Where planes start, and how much memory they take: those that do not live at a time may share it."""
+    """Where planes start, and how much memory they take; those that are not used at one time may share it."""
     born = dict.fromkeys(recipe.inputs, -1)
     dies = dict.fromkeys(recipe.inputs, -1)
     for k, step in enumerate(recipe.steps):
@@ -96,7 +96,7 @@ class Program:
     """A recipe for a number of lanes.
 
     Attributes:
-        steps: as the kernels take them.
+        steps: the steps as the kernels take them.
         floats: the memory that a call needs.
     """
 
@@ -136,7 +136,7 @@ class Program:
             made.residual = self._place(step.residual).at
 
     def _keep(self, array: NDArray[Any]) -> int:
-        """Its address; it stays there as long as the program."""
+        """The address of an array, which stays there as long as the program."""
         self._kept.append(array)
         return array.ctypes.data
 
@@ -149,7 +149,7 @@ def mask(y: Place) -> NDArray[np.int32]:
 
 
 def blocked(step: Sparse, x: Place, y: Place) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """The taps by block of input channels, then by pair of outputs: those of both, of one, of the other.
+    """The taps by block of input channels, then by pair of outputs: of both, of the first, of the second.
 
     Returns:
         The taps, and where they start: for each block a row, of three starts for each pair and an end.
@@ -177,7 +177,7 @@ def shared(output: Whole, offset: Whole) -> NDArray[np.bool_]:
 
 
 def block_size(step: Sparse, x: Place, y: Place) -> int:
-    """How many input channels: as many as fit the nearest cache, more if that leaves too few taps."""
+    """The input channels of a block: as many as fit the nearest cache, more if that leaves too few taps."""
     taps, channels = step.taps, x.planes.channels
     if not len(taps.value):
         return channels

@@ -69,7 +69,7 @@ def kernels() -> ctypes.CDLL:
 
 
 def find_compiler() -> str:
-    """The first C++ compiler that is there."""
+    """The first C++ compiler that is installed."""
     for name in filter(None, (os.environ.get("CXX"), *COMPILERS)):
         if found := shutil.which(name):
             return found
@@ -97,7 +97,7 @@ def _cpu() -> str:
 
 
 def build(compiler: str, path: Path) -> None:
-    """Compile beside the place and move there: processes that do it at once find whole files only."""
+    """Compile to a temporary folder, then move the file to `path`: other processes find only whole files."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,8 +20,8 @@ from suptickets.errors import SparsityError, reason
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
-MANY = 2**31  # images; a number without bounds is above
-TRIED = (1, 3, 7)  # images; torch traces with an even number
+MANY = 2**31  # images; the bound of an unbounded number is above
+TRIED = (1, 3, 7)  # numbers of images; torch traces with an even one
 
 
 def save_onnx(model: nn.Module, images: Tensor, path: str | Path) -> None:
@@ -30,7 +30,7 @@ def save_onnx(model: nn.Module, images: Tensor, path: str | Path) -> None:
     Args:
         model: what `ticket()` or `densify()` give, in evaluation mode.
         images: an example of what it takes.
-        path: of the file.
+        path: path of the file.
     """
     if not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
         raise SparsityError("ONNX files need more packages: pip install 'suptickets[onnx]'")
@@ -55,23 +55,23 @@ def save_onnx(model: nn.Module, images: Tensor, path: str | Path) -> None:
 def _program(model: nn.Module, images: Tensor) -> ONNXProgram:
     program = torch.onnx.export(
         model,
-        (torch.cat([images, images]),),  # of one, torch would take the number for fixed
+        (torch.cat([images, images]),),  # if there were one, torch would take the number as fixed
         dynamo=True,
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         input_names=["images"],
         output_names=["logits"],
         verbose=False,
     )
-    assert program is not None  # what the old exporter gives
+    assert program is not None  # only the old exporter gives None
     return program
 
 
 @torch.no_grad()
 def _for_any_number(program: ONNXProgram, model: nn.Module, images: Tensor) -> bool:
-    """Whether the traced network is the given one for other numbers of images than it was traced with.
+    """Whether the traced network does the same as the given one for other numbers of images too.
 
-    Torch makes a number that the code asks for a fixed one, or one with bounds, and says nothing. Of a
-    condition on it torch traces one side; that is seen by running it.
+    If the code asks for the number, torch silently makes it fixed, or gives it bounds. Of a condition on
+    it, torch traces one side only, which shows when the traced network is run.
     """
     traced = program.exported_program
     if traced is None or not any(bounds.upper > MANY for bounds in traced.range_constraints.values()):
@@ -83,7 +83,7 @@ def _for_any_number(program: ONNXProgram, model: nn.Module, images: Tensor) -> b
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says to itself, and of packages that are not there; what it raises is enough."""
+    """Silence torch's messages and warnings, also those about missing packages; its errors are enough."""
     before = logging.root.manager.disable
     logging.disable()
     try:

@@ -26,7 +26,7 @@ from suptickets.deploy.steps import (
 
 Modules = Mapping[str, nn.Module]
 
-#: Functions and methods that do what a module does, made from their arguments but the first.
+#: Functions and methods that do what a module does; it is made from their arguments but the first.
 FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
     **dict.fromkeys((F.relu, torch.relu, "relu"), lambda inplace=False: nn.ReLU(inplace)),
     **dict.fromkeys((torch.relu_, "relu_"), lambda: nn.ReLU(inplace=True)),
@@ -38,12 +38,12 @@ FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
     F.max_pool2d: nn.MaxPool2d,
 }
 SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
-NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # in use
-IMAGES = 2  # of the batch that shapes are found with: more than 1, which could be anything
+NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # what these do in evaluation mode
+IMAGES = 2  # in the batch by which shapes are found: not 1, a size that may mean anything
 
 
 def shape(node: Node) -> tuple[int, ...]:
-    """The shape of what a node makes of an image; nothing if it is not float32 numbers for each image."""
+    """The shape of what a node makes of one image; empty if it does not make float32 numbers for each."""
     made = node.meta.get("tensor_meta")
     if not isinstance(made, TensorMetadata) or made.dtype != torch.float32 or len(made.shape) not in (2, 4):
         return ()
@@ -64,7 +64,7 @@ def module_of(node: Node, modules: Modules) -> nn.Module | None:
 
 
 def known(node: Node, modules: Modules) -> bool:
-    """Whether the kernels can do it."""
+    """Whether the kernels can do what a node does."""
     sources = node.all_input_nodes
     if not shape(node) or not sources or not all(map(shape, sources)):
         return False

@@ -1,4 +1,4 @@
-"""From a traced network to the list of its steps: what follows a convolution is done as it is written."""
+"""From a traced network to a list of steps; what follows a convolution is done as its result is written."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Recipe:
     """The steps of a part of a network, for one image of the example's size.
 
     Attributes:
-        inputs: what it is given.
-        outputs: what it makes.
-        takes: the shapes of the inputs, images aside.
-        makes: those of the outputs.
+        inputs: the planes that it is given.
+        outputs: the planes that it makes.
+        takes: the shapes of the inputs, without the number of images.
+        makes: the shapes of the outputs, likewise.
         steps: what is done, in this order.
         single: whether the output is a tensor rather than a tuple of them.
     """
@@ -66,7 +66,7 @@ class Writer:
         self.recipe.steps += emit(node, self.modules, made, self.made[node])
 
     def _unflattened(self, source: Node) -> Planes:
-        """What a linear layer can read instead of a copy of it: its inputs are counted pixel by pixel."""
+        """What a linear layer can read instead of a flattened copy: it counts its inputs pixel by pixel."""
         step = self._maker(source)
         flattened = step is not None and isinstance(module_of(source, self.modules), nn.Flatten)
         return step.x if step is not None and flattened else self.made[source]
@@ -75,7 +75,7 @@ class Writer:
         return next((step for step in reversed(self.recipe.steps) if step.y is self.made[node]), None)
 
     def _joined(self, node: Node) -> bool:
-        """Whether the step that made its input could do it too."""
+        """Let the step that made a node's input do the node's work too; returns whether it can."""
         if isinstance(module_of(node, self.modules), nn.ReLU):
             return self._activated(node, node.all_input_nodes[0])
         sources = [source for source in node.args if isinstance(source, Node)]
@@ -91,7 +91,7 @@ class Writer:
         return True
 
     def _added(self, node: Node, one: Node, other: Node) -> bool:
-        """The step that comes last adds what the other made."""
+        """Let the later of two steps add what the other made; returns whether it can."""
         order = [self.recipe.steps.index(step) if (step := self._maker(n)) else -1 for n in (one, other)]
         late, early = (one, other) if order[0] > order[1] else (other, one)
         step = self._maker(late)
@@ -110,7 +110,7 @@ class Writer:
 
 
 def _frame(steps: list[Step]) -> None:
-    """Choose rows: what a sparse step reads and writes moves from row to row by as many pixels."""
+    """Choose the length of rows: it must be the same in all planes that a sparse step reads and writes."""
     before: list[int] = []
     planes = list({plane: None for step in steps for plane in (*step.reads(), step.y)})
     while before != (now := [size for plane in planes for size in (plane.pad, plane.columns)]):

@@ -1,4 +1,4 @@
-"""Modules that run recipes by the kernels."""
+"""Modules that run recipes with the kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def groups(images: int, most: int) -> Iterator[Group]:
 
 
 def most_lanes(recipe: Recipe) -> int:
-    """As many images at a time as keep the largest tensor near."""
+    """The most images at a time with which the largest tensor stays near the cores."""
     largest = max(Place(planes, 1).size for step in recipe.steps for planes in (step.x, step.y))
     return max(lanes for lanes in LANES if lanes == 1 or lanes * largest <= NEAR)
 
@@ -58,7 +58,7 @@ class Part(nn.Module):
         return outputs[0] if self.recipe.single else tuple(outputs)
 
     def _run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], batch: Sequence[Group]) -> None:
-        """Each group by one thread, as many as come out even; those that are left are each shared by all."""
+        """Each thread runs as many whole groups as the others; all threads share each group that is left."""
         threads = torch.get_num_threads()
         calls = (native.Call * len(batch))()
         for call, (first, images, lanes) in zip(calls, batch, strict=True):
@@ -107,7 +107,7 @@ def _pointers(tensors: Sequence[Tensor], first: int) -> Any:
 
 
 class Accelerated(nn.Module):
-    """A network that does what a plain one does in use, with sparse layers by the kernels.
+    """A network that predicts what the plain one does; the kernels run its sparse layers.
 
     Attributes:
         sparse: the layers that are computed sparsely, with the shares of their weights that are not zero.
@@ -131,7 +131,7 @@ class Accelerated(nn.Module):
         return self.network(x)
 
     def train(self, mode: bool = True) -> Accelerated:
-        """It cannot be trained: it stays in use."""
+        """Stays in evaluation mode: an accelerated network cannot be trained."""
         return super().train(False)
 
     def extra_repr(self) -> str:

@@ -11,7 +11,7 @@ TOLERANCE = 1e-3  # of the largest output; rounding moves outputs by some 1e-6 o
 
 
 def same(expected: list[Any], made: list[Any]) -> bool:
-    """Up to rounding: what a trace does not see, such as conditions on inputs, changes what comes out."""
+    """Whether outputs agree up to rounding; what a trace does not see, such as conditions, changes them."""
     return len(expected) == len(made) and all(map(_alike, expected, made))
 
 

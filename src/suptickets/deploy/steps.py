@@ -1,8 +1,8 @@
-"""What a network does, as a list of few kinds of steps on planes of pixels.
+"""What a network does, as a list of steps of a few kinds on planes of pixels.
 
 Nearly everything is a sparse convolution: a linear layer is one whose kernel is as large as the image, a
-batch norm one with a single weight per channel, a sum one that adds a residual. Strides are taken away
-before: the image is split into images of every n-th pixel, over which the kernel goes pixel by pixel.
+batch norm one with a single weight per channel, a sum one that adds a residual. Strides are removed
+beforehand: the image is split into images of every n-th pixel, over which the kernel goes pixel by pixel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Planes:
 
 @dataclass(eq=False)
 class Taps:
-    """The non-zero weights: whose they are, and where they read, in pixels from the one that is written."""
+    """The non-zero weights: the output of each, and where it reads, in pixels from the one it adds to."""
 
     output: Whole
     channel: Whole
@@ -50,7 +50,7 @@ class Taps:
 
 @dataclass(eq=False)
 class Step:
-    """What makes `y` of `x`."""
+    """An operation that makes `y` of `x`."""
 
     x: Planes
     y: Planes
@@ -128,7 +128,7 @@ def _padding(conv: nn.Conv2d) -> tuple[int, ...]:
 
 
 def _splits(x: Planes, stride: Pair, phases: list[Pair]) -> list[Split]:
-    """One image for every phase, that is, pixel to start from; none without a stride."""
+    """One split for each phase (the pixel to start from); none without a stride."""
     if stride == (1, 1):
         return []
     sizes = -(-x.height // stride[0]), -(-x.width // stride[1])
@@ -137,7 +137,7 @@ def _splits(x: Planes, stride: Pair, phases: list[Pair]) -> list[Split]:
 
 
 def _make_room(x: Planes, y: Planes, down: Whole, right: Whole) -> None:
-    """Zeros around `x` for all that a kernel reads beyond its sides."""
+    """Give `x` as many zeros around it as a kernel reads beyond its sides."""
     before, behind = -down[0], down[-1] + y.height - x.height
     left, beside = -right[0], right[-1] + y.width - x.width
     x.pad = max(x.pad, *map(int, (before, behind, left, beside)))
@@ -152,7 +152,7 @@ def linear(layer: nn.Linear, x: Planes, y: Planes) -> list[Step]:
 
 
 def normalisation(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Planes, y: Planes) -> list[Step]:
-    """A batch norm in use: one factor and one shift per channel."""
+    """A batch norm in evaluation mode: one factor and one shift per channel."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = (norm.running_var + norm.eps).rsqrt()
     if norm.affine:

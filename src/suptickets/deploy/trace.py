@@ -29,7 +29,7 @@ FOLDS: dict[Any, Callable[..., nn.Module]] = {
 }
 
 
-IN_PLACE = {  # operators, and those that give the same in another tensor
+IN_PLACE = {  # operators, and those that give the same result in a new tensor
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     operator.imul: operator.mul,
@@ -52,7 +52,7 @@ VIEWS = {  # what may share memory with its input
 
 
 class Followed(Proxy):
-    """Tells `x += y`, which changes what others call by another name, from `x = x + y`."""
+    """A proxy that tells `x += y`, which changes a tensor under all its names, from `x = x + y`."""
 
 
 def _recorded(what: Callable[..., Any]) -> Callable[[Proxy, Any], Proxy]:
@@ -64,21 +64,21 @@ for _operator in IN_PLACE:
 
 
 class OnCPU(Tracer):
-    """Knows where the network will run, so that it may ask."""
+    """A tracer that knows where the network will run, for code that asks."""
 
     def proxy(self, node: Node) -> Proxy:
-        """One that is told of changes in place."""
+        """A proxy that records changes in place."""
         return Followed(node, self)
 
     def to_bool(self, obj: Proxy) -> bool:
-        """What a condition on a tensor is: known for `x.is_cuda` alone."""
+        """The value of a condition on a tensor; it is known for `x.is_cuda` alone."""
         if obj.node.target is builtins.getattr and obj.node.args[1] == "is_cuda":
             return False
         return super().to_bool(obj)
 
 
 def traced(model: nn.Module, example: Tensor) -> GraphModule:
-    """The graph of a network in use, batch norms folded, with the shapes that the example gives."""
+    """The graph of a network in evaluation mode, batch norms folded, with the shapes from the example."""
     try:
         graph = GraphModule(model, OnCPU().trace(model))
     except Exception as error:
@@ -93,7 +93,7 @@ def traced(model: nn.Module, example: Tensor) -> GraphModule:
 
 
 def _find_shapes(graph: GraphModule, example: Tensor) -> None:
-    """By a run with images of its own, which the network may change."""
+    """Find all shapes by a run with images of its own, which the network may change."""
     try:
         with torch.no_grad(), redirect_stderr(StringIO()):  # torch prints what it raises
             ShapeProp(graph).propagate(example[:1].expand(IMAGES, *example.shape[1:]).clone())
@@ -103,7 +103,7 @@ def _find_shapes(graph: GraphModule, example: Tensor) -> None:
 
 
 def _skip(graph: GraphModule) -> None:
-    """Take out what does nothing in use."""
+    """Take out modules that do nothing in evaluation mode."""
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         if node.op == "call_module" and type(modules[node.target]) in NOTHING:
@@ -112,7 +112,7 @@ def _skip(graph: GraphModule) -> None:
 
 
 def _order(graph: GraphModule) -> None:
-    """Who reads a tensor after it was changed in place reads what changed it, by name."""
+    """Let nodes that read a tensor after it was changed in place read the node that changed it."""
     modules, nodes = dict(graph.named_modules()), list(graph.graph.nodes)
     changes = {node for node in nodes if node.all_input_nodes and _in_place(node, modules)}
     sizes, roots, seen = set[Node](), dict[Node, Node](), set[Node]()
@@ -128,10 +128,10 @@ def _order(graph: GraphModule) -> None:
 
 
 def _follow(node: Node, seen: Set[Node], names: Sequence[Node], modules: Modules) -> None:
-    """Let a change be seen by those who come later.
+    """Let later nodes see a change in place.
 
-    They may know the tensor by several `names`: views of it, or what it is a view of. Where some read it
-    before, and might now do so after the change, this makes a tensor of its own.
+    They may know the tensor by several `names`: views of it, or what it is a view of. If others should read
+    it before the change, and might now do so after it, the change makes a new tensor instead.
     """
     source = node.all_input_nodes[0]
     readers = {name: [user for user in name.users if user is not node] for name in names}
@@ -149,7 +149,7 @@ def _in_place(node: Node, modules: Modules) -> bool:
 
 
 def _written(node: Node) -> bool:
-    """By its name."""
+    """Whether a node writes in place, by its name."""
     name = _name(node)
     own = getattr(node.target, "__module__", "") == "_operator"  # and_, or_
     return name.endswith("_") and not name.endswith("__") and name not in HARMLESS and not own
@@ -160,14 +160,14 @@ def _name(node: Node) -> str:
 
 
 def _is_view(node: Node, modules: Modules) -> bool:
-    """Whether it may share memory with what it is made of."""
+    """Whether the result of a node may share memory with its input."""
     if node.op == "call_module":
         return isinstance(modules[str(node.target)], nn.Flatten | nn.Unflatten | nn.Identity)
     return node.op in ("call_method", "call_function") and _name(node) in VIEWS
 
 
 def _is_size(node: Node, sizes: Set[Node]) -> bool:
-    """A number, or several, that tell of a tensor, or what was computed from such."""
+    """Whether a node gives sizes of a tensor, or what was computed from such alone."""
     if node.op == "call_method" and node.target in ("size", "dim", "numel", "ndimension"):
         return True
     if node.target is builtins.getattr:
@@ -176,7 +176,7 @@ def _is_size(node: Node, sizes: Set[Node]) -> bool:
 
 
 def _given(node: Node) -> dict[str, Any]:
-    """The arguments of a function that tells what they are called."""
+    """The arguments by name, if the node calls a function whose signature can be read."""
     if node.op != "call_function" or not inspect.isfunction(node.target):
         return {}
     try:
@@ -186,7 +186,7 @@ def _given(node: Node) -> dict[str, Any]:
 
 
 def _part(node: Node, modules: Modules) -> None:
-    """Let what changed a tensor in place make another one."""
+    """Let a node that changes a tensor in place make a new one instead."""
     if node.op == "call_module":
         modules[str(node.target)].inplace = False  # type: ignore[assignment]
     elif node.target in IN_PLACE:
@@ -204,7 +204,7 @@ def _part(node: Node, modules: Modules) -> None:
 
 
 def _fold(graph: GraphModule) -> None:
-    """Make batch norms part of the layers before them, where nobody else wants what is between."""
+    """Make batch norms part of the layers before them, where nothing else reads what is between."""
     modules = dict(graph.named_modules())
     calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
     for node in list(graph.graph.nodes):
@@ -221,17 +221,17 @@ def _fold(graph: GraphModule) -> None:
 
 
 class Known(OperatorSupportBase):
-    """What the kernels can do, as torch.fx asks for it."""
+    """Tells torch.fx what the kernels can do."""
 
     def is_node_supported(self, submodules: Mapping[str, nn.Module], node: Node) -> bool:
-        """Whether it is of that."""
+        """Whether the kernels can do what the node does."""
         return known(node, submodules)
 
 
 def parts(graph: GraphModule) -> list[dict[Node, int | None]]:
     """The nodes of the largest parts that the kernels can run without torch.
 
-    The partitioner adds indexing to the part that makes what is indexed, without asking.
+    The partitioner adds indexing to the part that makes what is indexed, without asking; that is undone here.
     """
     partitioner = CapabilityBasedPartitioner(graph, Known(), allows_single_node_partition=True)
     modules = dict(graph.named_modules())
@@ -240,7 +240,7 @@ def parts(graph: GraphModule) -> list[dict[Node, int | None]]:
 
 
 def multiplications(nodes: Iterable[Node], modules: Modules) -> dict[str, tuple[int, int]]:
-    """For an image, in each convolution or linear layer: of a dense network, and those not by zero."""
+    """Multiplications per image in each convolution or linear layer: if dense, and those not by zero."""
     found = {}
     for node in nodes:
         module = module_of(node, modules) if node.op == "call_module" else None

@@ -2,7 +2,7 @@
 
 Their steps need no help: the optimizer's hooks see them, whatever wraps the optimizer. What a trainer must be
 told is when the model becomes sparse (before its weights are loaded, wrapped or given to an optimizer), how
-many steps there are, and what belongs into its checkpoints.
+many steps there are, and what belongs in its checkpoints.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Integration:
     # ---- called by the trainers, in this order ----
 
     def make_sparse(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        """Before weights are loaded, wrapped or given to an optimizer."""
+        """Make the model sparse, before its weights are loaded, wrapped or given to an optimizer."""
         if any(isinstance(module, SparseWeight) for module in model.modules()):
             raise SparsityError(
                 "this model has had a trainer: build a new one (a checkpoint can go on in it)"
@@ -102,10 +102,10 @@ class Integration:
             ) from error
 
     def follow(self, optimizer: Optimizer, total_steps: float, epoch_steps: int | None) -> None:
-        """When the optimizer is there, and the numbers of steps (`inf`, None: these cannot be known)."""
+        """Follow the optimizer; numbers of steps that cannot be known are `inf` and None."""
         assert self.network is not None
         self.network.attach(optimizer)
-        self.network.booster = None  # of an attempt with larger batches, which took no step
+        self.network.booster = None  # left by an attempt with larger batches, which took no step
         total = self.total_steps or total_steps
         check_steps(self.method, total, self.planned)
         if self.planned:
@@ -119,12 +119,12 @@ class Integration:
         return steps or 0 if epochs is None else epochs_to_steps(epochs, epoch_steps or 0)
 
     def ended(self) -> None:
-        """When the training ends: warn if that is not where the cycles end."""
+        """Called when the training ends: warn if that is not where the cycles end."""
         if self.tickets is not None and self.tickets.network.step != self.tickets.total_steps:
             warnings.warn(_missed(self.tickets), RuntimeWarning, stacklevel=2)
 
     def metrics(self) -> dict[str, float]:
-        """What is worth a log: the sparsity, and in a cycle the rate of the last step."""
+        """What is worth logging: the sparsity and, in a cycle, the rate of the last step."""
         if self.network is None:
             return {}
         rate = None if self.tickets is None else self.tickets.rate_at(self.network.step)
@@ -133,7 +133,7 @@ class Integration:
     # ---- checkpoints: beside the model and the optimizer, which the trainer saves ----
 
     def saved(self) -> dict[str, Any]:
-        """Tensors and plain values, without the model."""
+        """What to save, as tensors and plain values, without the model."""
         if self.network is None:
             return {}
         network = {key: value for key, value in self.network.state_dict().items() if key != "model"}
@@ -144,7 +144,7 @@ class Integration:
         return described(self.method, self.tickets, self.settings)
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """From `saved()`, after `follow`, in a model that has been loaded."""
+        """Go on from `saved()`, after `follow`, when the model has been loaded."""
         assert self.network is not None
         if (state.get("tickets") is None) != (self.tickets is None):
             raise SparsityError("the checkpoint is of a training with other cycles: give the same settings")
@@ -156,7 +156,7 @@ class Integration:
     # ---- the result ----
 
     def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
-        """The superposed ticket, without cycles the network: a plain module of the original class."""
+        """The superposed ticket or, without cycles, the network: a plain module of the original class."""
         if self.network is None:
             raise SparsityError("there is no network yet: give this callback to a trainer, and train")
         if self.planned and self.tickets is None:
@@ -169,7 +169,7 @@ class Integration:
 
 
 def _missed(tickets: SupTickets) -> str:
-    """What there is of a training that ended elsewhere than planned."""
+    """What there is after a training that did not end where it was planned to."""
     there = "there is no ticket, and sparse.network.densify() is the network as it is"
     if tickets.collected:
         count = f"{len(tickets.collected)} of {tickets.cycles + tickets.include_start} tickets"

@@ -77,7 +77,7 @@ class SparseTraining(Integration, Callback):
             raise SparsityError(f"one optimizer is needed, and there are {len(optimizers)}")
 
     def _steps(self, trainer: Trainer, module: LightningModule) -> tuple[float, int | None]:
-        """Of the training and of an epoch, as far as they can be known."""
+        """The steps of the training and of an epoch, as far as they can be known."""
         uncounted = None if module.automatic_optimization else "manual optimization"
         if "GradientAccumulationScheduler" in _callbacks(trainer):
             uncounted = "GradientAccumulationScheduler"
@@ -94,7 +94,7 @@ class SparseTraining(Integration, Callback):
         return total if total > 0 else math.inf, None if math.isinf(batches) else math.ceil(batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Everything is loaded."""
+        """Everything is loaded: refuse a checkpoint that was made without this callback."""
         if trainer.global_step and self._state is None:
             raise SparsityError("the checkpoint was made without this callback: begin anew")
 
@@ -103,11 +103,11 @@ class SparseTraining(Integration, Callback):
         pl_module.log_dict(self.metrics())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say if it ended early or late."""
+        """Warn if the training ended early or late."""
         self.ended()
 
     def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
-        """See `Integration`; of a compiled module too, and itself not compiled."""
+        """See `Integration`; the module may be compiled, the ticket is not."""
         plain = super().ticket(loader)
         vars(plain)["_compiler_ctx"] = None
         return plain
@@ -117,7 +117,7 @@ class SparseTraining(Integration, Callback):
         return self.saved()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What it has loaded: used when the optimizer is there."""
+        """Keep what the trainer has loaded, until the optimizer is there."""
         self._state = state_dict
 
 
@@ -134,7 +134,7 @@ def _refuse(trainer: Trainer, module: LightningModule) -> None:
 
 
 def _callbacks(trainer: Trainer) -> set[str]:
-    """The names of their classes and of these classes' bases."""
+    """The names of the callbacks' classes and of their bases."""
     return {cls.__name__ for callback in getattr(trainer, "callbacks", ()) for cls in type(callback).__mro__}
 
 

@@ -1,4 +1,4 @@
-"""The settings of a callback: refused before there is a model, compared when a training goes on."""
+"""The settings of a callback: checked before there is a model, compared when a training goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def further() -> dict[str, Any]:
 
 
 def check_method(method: Method) -> Method:
-    """The method, if it is one."""
+    """The method, or an error if it is none."""
     if not isinstance(method, Method):
         raise SparsityError(f"expected a method such as RigL(sparsity=0.9), not {method!r}")
     return method
@@ -43,7 +43,7 @@ def check_cycles(
 
 
 def check_steps(method: Method, total: float, cycles: int) -> None:
-    """Refuse a training in which the method does not come to its end, or the cycles to theirs."""
+    """Refuse a training that is too short for the method, or has no end at which cycles could be."""
     if cycles and total == float("inf"):
         raise SparsityError("cycles come last, and this training has no end: give the trainer max_steps")
     end, told = f"the training has {total:.0f}", getattr(method, "total_steps", None) or 0
@@ -57,7 +57,7 @@ def check_steps(method: Method, total: float, cycles: int) -> None:
 
 
 def described(method: Method, tickets: SupTickets | None, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What must be the same to go on, as text."""
+    """The settings that must be the same to go on, as text."""
     given = {"method": method.name}
     given |= {f"method.{field.name}": getattr(method, field.name) for field in fields(method) if field.init}
     if tickets is not None:
@@ -74,7 +74,7 @@ def _text(value: Any) -> str:
 
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Refuse a checkpoint of other settings."""
+    """Refuse a checkpoint with other settings."""
     names = sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
     if names:
         differing = ", ".join(f"{name}: {theirs.get(name)} -> {ours.get(name)}" for name in names)

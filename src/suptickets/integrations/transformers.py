@@ -41,7 +41,7 @@ class SparseTraining(Integration, TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The optimizer is there, and what a checkpoint has of it and of the model is loaded."""
+        """The optimizer is there; if there is a checkpoint, its state and the model's have been loaded."""
         optimizer, loader = _unwrapped(kwargs["optimizer"]), kwargs["train_dataloader"]
         if self.network is None or kwargs["model"] is not self.network.model:
             raise SparsityError("give the callback and the model (no model_init) to Trainer(...) itself")
@@ -90,7 +90,7 @@ class SparseTraining(Integration, TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Say if it ended early or late."""
+        """Warn if the training ended early or late."""
         self.ended()
 
     def ticket(self, loader: Iterable[Any] | None = None) -> nn.Module:
@@ -105,12 +105,12 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """What accelerate has wrapped."""
+    """The optimizer itself, if accelerate has wrapped it."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def _digest(model: nn.Module) -> str:
-    """Tells which model a file belongs to."""
+    """A hash of the model's tensors, to tell which model a file belongs to."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         if isinstance(tensor, torch.Tensor):

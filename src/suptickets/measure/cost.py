@@ -52,17 +52,17 @@ def training_flops(
 
     Args:
         forward: `flops` of a forward pass with one sample.
-        shapes: of the weights that are made sparse, by name and in order (`layer.shape` of
-            `network.layers`). What else is in `forward` costs its dense price.
-        method: with its sparsity, distribution, interval and schedule.
+        shapes: shapes of the weights that are made sparse, by name, in order (`layer.shape` of
+            `network.layers`). All else in `forward` costs its dense price.
+        method: the method, with its sparsity, distribution, interval and schedule.
         steps: optimizer steps of the whole training, the cycles included.
-        samples: that all steps together see: epochs times the size of the data.
-        cycles: of Sup-tickets, at the end; each explores once, and the method itself keeps still.
+        samples: how many all steps together see: epochs times the size of the data.
+        cycles: cycles of Sup-tickets, at the end; each explores once, and the method itself keeps still.
         cycle_steps: steps of a cycle.
         explore_at: the `start` or the `end` of a cycle (then not in the last), or `never` (SWA).
-        final: forward cost of the trained network as a share of the dense one, for methods whose layers end
-            where the weights decide (SNIP, GraNet, GMP, SNFS, DSR): `flops(trained, x).ratio` of an earlier
-            run. Without it, the layers are taken to end at the method's distribution.
+        final: forward cost of the trained network as a share of the dense one, for methods in which the
+            weights decide how dense each layer ends (SNIP, GraNet, GMP, SNFS, DSR): `flops(trained, x).ratio`
+            of an earlier run. Without it, the layers are taken to end at the method's distribution.
     """
     in_cycles = whole("cycles", cycles, 0) * whole("cycle_steps", cycle_steps, 0)
     normal = whole("steps", steps) - in_cycles
@@ -85,7 +85,7 @@ def training_flops(
 
 
 class _Stretch(NamedTuple):
-    """Steps between which no count changes."""
+    """Steps during which no count changes."""
 
     update: int  # the step after which connections changed last
     steps: int
@@ -124,7 +124,7 @@ def _share(forward: Flops, shapes: Shapes, method: Method, sparsity: float) -> f
 
 
 class TrainingCost:
-    """Adds up steps; falling densities (GraNet) and dense gradients are seen as they come."""
+    """Adds up the cost of steps, with falling densities (GraNet) and dense gradients as they come."""
 
     def __init__(self, flops: Flops, layers: Mapping[str, Layer]) -> None:
         """`flops` of a forward pass; `layers` of the network, whose living connections are counted."""
@@ -136,18 +136,18 @@ class TrainingCost:
         self.spent = 0.0
 
     def forward(self) -> float:
-        """A forward pass with the connections that live now, as a share of the dense one."""
+        """The cost of a forward pass with the connections that live now, as a share of the dense one."""
         if not self.dense:
             return 1.0
         return (self._rest + sum(price * layer.nonzero for price, layer in self._prices)) / self.dense
 
     def step(self, *, dense_gradient: bool) -> None:
-        """One training step."""
+        """Add one training step."""
         sparse = self.forward()
         self.spent += (2 * sparse + 1) / 3 if dense_gradient else sparse
         self.steps += 1
 
     @property
     def ratio(self) -> float:
-        """All steps so far, as a share of dense training."""
+        """The cost of all steps so far, as a share of dense training."""
         return self.spent / self.steps if self.steps else 1.0

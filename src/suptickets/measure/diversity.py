@@ -33,7 +33,7 @@ class DiversityScores:
     kl: float
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """The scores as a dict, for JSON."""
         return asdict(self)
 
 
@@ -41,7 +41,7 @@ class Diversity:
     """Running sums over batches, on the device of the predictions, in float64."""
 
     def __init__(self, predictors: int, device: torch.device | str = "cpu") -> None:
-        """Nothing counted yet; `predictors` of them, two or more, are compared."""
+        """Compare so many `predictors`, two or more; nothing is counted yet."""
         self.predictors = whole("predictors", predictors, 2)
         self.samples, self.different, self.divergence = torch.zeros(3, dtype=torch.float64, device=device)
 
@@ -89,7 +89,7 @@ def _all_log_probabilities(logits: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Summed over the samples.
+    """The divergence, summed over the samples.
 
     A probability too small for float64 counts as its smallest number: times a finite difference it is
     nothing, times an infinite one infinite, where 0 would give no number.

@@ -19,18 +19,18 @@ from suptickets.network import SparseNetwork
 
 
 class Explored:
-    """Remembers, by one bit per possible connection, which have lived; the connections of now have.
+    """Remembers, by one bit per possible connection, which have lived, those that live now included.
 
     Call `update` at every step: while no connection changes it costs nothing.
     """
 
     def __init__(self, network: SparseNetwork) -> None:
-        """`network` is only looked at."""
+        """`network` is not changed."""
         self.network = network
         self._begin({})
 
     def _begin(self, state: Mapping[str, Tensor]) -> None:
-        """Bits for all weights, side by side on their device; a weight's begin with a byte."""
+        """Lay out the bits of all weights, side by side on their device; each weight's begin a new byte."""
         weights, ends = self.network.weights, defaultdict[torch.device, int](int)
         self._home, self._starts = {name: w.positions.device for name, w in weights.items()}, {}
         for name, device in self._home.items():
@@ -48,7 +48,7 @@ class Explored:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the connections that live now for some that have lived."""
+        """Mark the connections that live now as having lived."""
         alike: dict[object, list[str]] = defaultdict(list)
         for name, weight in self.network.weights.items():
             positions = weight.positions
@@ -65,7 +65,7 @@ class Explored:
                 self._mark(part)
 
     def _mark(self, names: Sequence[str]) -> None:
-        """Set the bits of these weights' connections: no two are the same, so adding the unset sets them."""
+        """Set the bits of these weights' connections; no two are the same, so adding unset bits sets them."""
         weights = [self.network.weights[name] for name in names]
         positions = torch.cat([weight.positions for weight in weights]).long()
         owner = marks([weight.nonzero for weight in weights], positions.device)

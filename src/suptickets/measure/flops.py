@@ -1,8 +1,8 @@
 """FLOPs of a forward pass, dense and by living connections.
 
-2 per multiply-add, of convolutions and matrix products, by the formulas of `torch.utils.flop_counter`. An
-operation with a weight costs, when the weight is sparse, its share of living connections. What the numbers do
-not mean: they are no time, and nothing but these operations is counted (no batch norm, pooling, activations).
+Convolutions and matrix products count, 2 per multiply-add, by the formulas of `torch.utils.flop_counter`. An
+operation with a sparse weight costs the share of its connections that live. The numbers are no measure of
+time, and nothing but these operations is counted (no batch norm, pooling, activations).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Flops:
         return self.sparse / self.dense if self.dense else 1.0
 
     def living(self, shares: Mapping[str, float]) -> Flops:
-        """The same pass, with such shares of the connections of these layers alive."""
+        """The same pass, with these `shares` of the layers' connections alive."""
         known = {n: layer for n, layer in self.layers.items() if n in shares}
         changed = {n: LayerFlops(layer.dense, round(layer.dense * shares[n])) for n, layer in known.items()}
         more = sum(changed[n].sparse - layer.sparse for n, layer in known.items())
@@ -89,7 +89,7 @@ class _Counter(TorchDispatchMode):
         found = next((self.weights[k] for k in keys if k in self.weights), None)
         if found is not None and func.overloadpacket in _COPIES:
             self.weights[_storage(out)] = found
-            self.copies.append(out)  # alive, so that no other tensor gets its place
+            self.copies.append(out)  # kept alive, so that no other tensor gets its place
         if formula is not None:
             name, density = found or ("", 1.0)
             count = formula(*args, **kwargs, out_val=out)
@@ -101,15 +101,15 @@ class _Counter(TorchDispatchMode):
 def flops(model: nn.Module, example_input: Any) -> Flops:
     """FLOPs of `model(example_input)`; divide by the batch size for those of one sample.
 
-    `model` may be sparsified (living connections count) or plain (non-zero weights count); it is run on a
-    copy, in evaluation mode, and is not changed. A tuple is taken as several inputs.
+    `model` may be sparsified (living connections count) or plain (non-zero weights count); a copy of it is
+    run, in evaluation mode, and it is not changed. A tuple is taken as several inputs.
     """
     if not isinstance(model, nn.Module):
         raise SparsityError(f"expected a torch.nn.Module, not {type(model).__name__}")
     plain = densified(model).eval()
     living = {w.name: w.density for w in model.modules() if isinstance(w, SparseWeight)}
     found: dict[str, tuple[str, float]] = {}
-    first: dict[int, str] = {}  # of the names of a tied weight
+    first: dict[int, str] = {}  # the first name of each weight, which may be tied
     for name, parameter in plain.named_parameters(remove_duplicate=False):
         if parameter.dim() >= 2:
             layer = first.setdefault(id(parameter), name.removesuffix(".weight"))
@@ -135,7 +135,7 @@ def _count(model: nn.Module, found: Mapping[str, tuple[str, float]], inputs: Any
 
 
 def _storage(tensor: Tensor) -> int:
-    """What tensors that share memory have in common, on the meta device too."""
+    """A number that is equal for tensors that share memory, on the meta device too."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -150,7 +150,7 @@ def _plain_kernels() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-            warnings.simplefilter("ignore")  # of the flags: about TF32 on other devices
+            warnings.simplefilter("ignore")  # from the flags, about TF32 on other devices
             with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
                 yield
     finally:

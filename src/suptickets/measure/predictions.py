@@ -31,7 +31,7 @@ class Scores:
     ece: float
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """The scores as a dict, for JSON."""
         return asdict(self)
 
 
@@ -49,7 +49,7 @@ class Bin:
     accuracy: float | None
 
     def as_dict(self) -> dict[str, float | None]:
-        """For JSON."""
+        """The bin as a dict, for JSON."""
         return asdict(self)
 
 
@@ -97,7 +97,7 @@ class Tally:
         return Scores(float(self.correct.sum() / total), float(self.nll / total), float(gaps / total))
 
     def top5(self) -> float:
-        """The share of samples whose class is among the five most probable; all, if there are no more."""
+        """The share of samples whose class is among the five most probable (all, with up to five classes)."""
         return float(self.among_top / self.samples.sum())
 
     def reliability(self) -> list[Bin]:
@@ -110,9 +110,9 @@ class Tally:
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """Of (samples, classes) logits in float64; classes at +infinity share all there is.
+    """Log-probabilities of (samples, classes) logits, in float64; classes at +infinity share all there is.
 
-    Log-probabilities stay what they are, minus infinity (a probability of 0) included.
+    Logits that are log-probabilities stay as they are, minus infinity (a probability of 0) included.
     """
     known, top = logits.double(), logits == torch.inf
     certain = torch.where(top, 0.0, known - torch.inf)
@@ -120,7 +120,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def _check(logits: Tensor, labels: Tensor) -> None:
-    """By what is known without looking at values."""
+    """Check shapes and types, which are known without looking at values."""
     if logits.dim() != 2 or not logits.shape[1] or logits.is_complex():
         raise SparsityError(
             f"logits must be real, of shape (samples, classes), not {logits.dtype} of {tuple(logits.shape)}"

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from suptickets.errors import SparsityError
 
-EXACT = 40  # pairs of which all signs are taken; of more, random ones, so many:
+EXACT = 40  # up to so many pairs, all signs are taken; beyond, random ones, so many:
 DRAWS = 99_999
-SAME = 1e-9  # of the largest difference: sums nearer than this are equal, but for rounding
-ROUNDING = 40 * np.finfo(np.float64).eps  # of results, by which their differences may differ
+SAME = 1e-9  # of the largest difference: sums that are nearer to each other are equal, up to rounding
+ROUNDING = 40 * np.finfo(np.float64).eps  # of results: differences nearer to each other are equal
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class Significance:
     p: float
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """The result as a dict, for JSON."""
         return asdict(self)
 
 
@@ -57,7 +57,7 @@ def kolmogorov_smirnov(ours: Sequence[float], theirs: Sequence[float]) -> Signif
 def permutation(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
     """The mean difference, against all ways to swap the two results of a pair.
 
-    With more than 40 pairs, against 99,999 random ones, always the same.
+    With more than 40 pairs, against 99,999 random ways to swap, the same in every call.
     """
     return _flipped(_differences(ours, theirs))
 
@@ -65,7 +65,7 @@ def permutation(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
 def wilcoxon(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
     """The mean signed rank of the differences, against all their signs: exact with ties too.
 
-    Pairs without a difference are left out, as Wilcoxon did. Differences are the same, but for rounding.
+    Pairs without a difference are left out, as Wilcoxon did. Differences equal up to rounding are ties.
     """
     from scipy import stats
 
@@ -79,7 +79,7 @@ def wilcoxon(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
 def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
     """The mean difference over its standard error, against Student's distribution.
 
-    Differences that are all the same, but for rounding, have no standard error: the statistic is infinite,
+    Differences that are all equal, up to rounding, have no standard error: the statistic is infinite,
     with the sign of the differences, and p is 0.
     """
     from scipy import stats
@@ -94,7 +94,7 @@ def paired_t(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
 
 
 def _flipped(differences: Array) -> Significance:
-    """The mean, against the means under all signs, half of which are the others' opposites."""
+    """The mean, against the means under all signs, which are symmetric: one side is counted, and doubled."""
     if not differences.any():
         return Significance(0.0, 1.0)
     largest = np.abs(differences).max()
@@ -105,9 +105,9 @@ def _flipped(differences: Array) -> Significance:
 
 
 def _of_all(values: Array, least: float) -> float:
-    """The share of all signs whose sum is not below.
+    """The share of all choices of signs for which the sum is not below `least`.
 
-    Each sum is one of the first half of the values and one of the second, and those are few.
+    Each sum is one over the first half of the values plus one over the second half, and those are few.
     """
     half = len(values) // 2
     first, second = _sums(values[:half]), np.sort(_sums(values[half:]))
@@ -116,7 +116,7 @@ def _of_all(values: Array, least: float) -> float:
 
 
 def _sums(values: Array) -> Array:
-    """Under all signs."""
+    """The sums of the values under all choices of signs."""
     sums = np.zeros(1)
     for value in values:
         sums = np.concatenate([sums - value, sums + value])
@@ -124,7 +124,7 @@ def _sums(values: Array) -> Array:
 
 
 def _of_random(values: Array, least: float) -> float:
-    """The share of random signs, to which those of the values are added."""
+    """The same share among random choices of signs, to which the actual one is added."""
     rng, count = np.random.default_rng(0), 1
     for draws in np.array_split(np.arange(DRAWS), 100):  # memory
         signs = rng.choice([-1.0, 1.0], (len(draws), len(values)))
@@ -135,7 +135,7 @@ def _of_random(values: Array, least: float) -> float:
 def _sample(values: Sequence[float]) -> Array:
     try:
         sample = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError):  # lists of unequal length, tensors elsewhere
+    except (ValueError, TypeError, RuntimeError):  # lists of unequal length, tensors on other devices
         sample = np.empty(0)
     if sample.ndim != 1 or len(sample) < 2 or sample.dtype.kind not in "iuf" or not np.isfinite(sample).all():
         given = " ".join(reprlib.repr(values).split())
@@ -144,7 +144,7 @@ def _sample(values: Sequence[float]) -> Array:
 
 
 def _rounding(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """By which differences of these results may differ though they are the same."""
+    """How much differences of these results may differ by rounding alone."""
     return float(ROUNDING * np.abs([*_sample(ours), *_sample(theirs)]).max())
 
 

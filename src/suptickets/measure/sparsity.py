@@ -58,7 +58,7 @@ class ModelSparsity:
         return 1 - self.nonzero / self.parameters if self.parameters else 0.0
 
     def as_list(self) -> list[dict[str, Any]]:
-        """For JSON: a layer each."""
+        """One dict for each layer, for JSON."""
         return [
             {"name": n, "shape": list(w.shape), "size": w.size, "nonzero": w.nonzero, "sparsity": w.sparsity}
             for n, w in self.layers.items()
@@ -66,7 +66,7 @@ class ModelSparsity:
 
     @property
     def densities(self) -> dict[str, float]:
-        """Share of the weights of each layer that are not."""
+        """Share of the weights of each layer that are not zero."""
         return {name: 1 - layer.sparsity for name, layer in self.layers.items()}
 
 

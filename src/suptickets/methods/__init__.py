@@ -1,4 +1,4 @@
-"""The methods: who lives when. One short file each; `METHODS` knows them by name."""
+"""The methods: which connections live when. One short file each; `METHODS` has them by name."""
 
 from suptickets.methods.base import Dynamic, Method
 from suptickets.methods.dense import Dense

@@ -1,4 +1,4 @@
-"""What a method is: who lives at the start, and what changes after which step."""
+"""What a method is: which connections live at the start, and what changes after which step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Method:
     dense_last: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         self.sparsity = fraction("sparsity", self.sparsity)
         choice("distribution", self.distribution, DISTRIBUTIONS)
 
@@ -75,7 +75,7 @@ class Method:
         return False
 
     def observe(self, network: SparseNetwork) -> None:
-        """See every step, also while a booster holds the updates off."""
+        """Called after every step, even while a booster holds the updates off."""
 
     def update(self, network: SparseNetwork, step: int) -> None:
         """Change connections after step number `step`, if it is time to."""
@@ -97,8 +97,8 @@ class Dynamic(Method):
         rate: the share of the connections that an update prunes and grows.
         decay: `constant`, or `cosine`: the rate falls to 0 at the stop (RigL's own schedule).
         total_steps: steps of the whole training; needed for `cosine` and for a `stop` below 1.
-        stop: the fraction of `total_steps` after which connections stay as they are. Where the last step of
-            all is a multiple of the interval, what it grows stays untrained unless this is below 1.
+        stop: the fraction of `total_steps` after which connections stay as they are. If the very last
+            step is a multiple of the interval, what it grows stays untrained unless this is below 1.
     """
 
     changes: ClassVar[bool] = True
@@ -111,7 +111,7 @@ class Dynamic(Method):
     stop: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         super().__post_init__()
         fraction("rate", self.rate, one=True)
         fraction("stop", self.stop, one=True)
@@ -126,7 +126,7 @@ class Dynamic(Method):
 
     @property
     def last(self) -> float:
-        """The step after which connections stay; 0.29 * 100 is 29, though it is below in floats."""
+        """The last step after which connections may change; 0.29 * 100 is 29, though less in floats."""
         return float("inf") if self.total_steps is None else math.floor(self.stop * self.total_steps + 1e-9)
 
     def due(self, step: int) -> bool:
@@ -138,10 +138,10 @@ class Dynamic(Method):
         return self.rate if self.decay == "constant" else cosine(step, max(self.last, 1), self.rate)
 
     def needs_gradient(self, step: int) -> bool:
-        """Only the steps after which something is chosen by gradient."""
+        """Whether something is chosen by gradient after this step."""
         return need_gradient(self.prune, self.grow) and self.due(step)
 
     def update(self, network: SparseNetwork, step: int) -> None:
-        """Prune a share of each layer, grow as many."""
+        """Prune a share of each layer and grow as many, if it is time to."""
         if self.due(step):
             network.explore(self.rate_at(step))

@@ -21,7 +21,7 @@ class Dense(Method):
     sparsity: float = 0.0
 
     def __post_init__(self) -> None:
-        """A dense network has no sparsity."""
+        """Refuse a sparsity, which a dense network does not have."""
         super().__post_init__()
         if self.sparsity != 0 and type(self) is Dense:
             raise SparsityError(f"dense has sparsity 0, not {self.sparsity:g}: choose a sparse method")

@@ -14,7 +14,7 @@ from suptickets.network import SparseNetwork
 
 @dataclass
 class DSR(Dynamic):
-    """One threshold prunes all layers and adapts; layers get connections back in proportion to survivors.
+    """One adaptive threshold prunes all layers; each gets connections back in proportion to its survivors.
 
     Args:
         rate: the share of all living connections that an update should prune; the threshold is doubled or
@@ -34,7 +34,7 @@ class DSR(Dynamic):
     _threshold: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         super().__post_init__()
         fraction("tolerance", self.tolerance)
         if not isinstance(self.threshold, int | float) or not 0 < self.threshold < float("inf"):
@@ -42,7 +42,7 @@ class DSR(Dynamic):
         self._threshold = self.threshold
 
     def update(self, network: SparseNetwork, step: int) -> None:
-        """Prune below the threshold, adapt it, grow as many."""
+        """Prune below the threshold, adapt it, and grow as many as were pruned."""
         if not self.due(step):
             return
         weights = network.changing
@@ -66,7 +66,7 @@ class DSR(Dynamic):
         return {"threshold": self._threshold}
 
     def load_state_dict(self, network: SparseNetwork, state: Mapping[str, Any]) -> None:
-        """The threshold in force."""
+        """Take the threshold from a state."""
         if not isinstance(state.get("threshold"), int | float):
             raise SparsityError("the state is damaged: DSR's has no threshold")
         self._threshold = float(state["threshold"])

@@ -20,8 +20,8 @@ class GMP(GraNet):
     initial_sparsity: float = 0.0
 
     def needs_gradient(self, step: int) -> bool:
-        """Nothing is grown."""
+        """Never, because nothing is grown."""
         return False
 
     def _explore(self, network: SparseNetwork, step: int) -> None:
-        """Nothing is grown."""
+        """Does nothing: nothing is grown."""

@@ -31,7 +31,7 @@ class GraNet(Dynamic):
     prune_end: int = 110 * 391
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         super().__post_init__()
         fraction("initial_sparsity", self.initial_sparsity)
         if self.initial_sparsity > self.sparsity:
@@ -48,11 +48,11 @@ class GraNet(Dynamic):
 
     @property
     def ready(self) -> int:
-        """The first update at or after the end of the schedule; 0 for who begins at the target."""
+        """The first update at or after the end of the schedule; 0 if the start is at the target."""
         return -(-self.prune_end // self.interval) * self.interval if self.sparsity > self.initial else 0
 
     def begin(self, network: SparseNetwork) -> None:
-        """`initial_sparsity`, at random; refuse a target that leaves a layer nothing, or is never reached."""
+        """Draw connections at `initial_sparsity`; refuse a target that empties a layer, or is not reached."""
         if self.total_steps is not None and self.ready > self.total_steps:
             raise SparsityError(
                 f"{self.name} reaches its sparsity after {self.ready} steps (prune_end, at a multiple of the "
@@ -68,7 +68,7 @@ class GraNet(Dynamic):
         super().begin(network)
 
     def due(self, step: int) -> bool:
-        """From `prune_start` on; until the target is reached, no stop applies."""
+        """Whether this step is due: from `prune_start` on; until the target is reached, no `stop` applies."""
         pruning = step % self.interval == 0 and step <= self.ready
         return step >= self.prune_start and (super().due(step) or pruning)
 

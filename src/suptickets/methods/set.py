@@ -27,7 +27,7 @@ class SET(Dynamic):
     pruning: str = "magnitude"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         super().__post_init__()
         choice("pruning", self.pruning, ("magnitude", "signed"))
         self.prune = prune_criterion(self.pruning).name  # type: ignore[misc]

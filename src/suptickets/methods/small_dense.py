@@ -28,7 +28,7 @@ class SmallDense(Dense):
     summary: ClassVar[str] = "a dense network narrowed to the sparse one's parameter count"
 
     def begin(self, network: SparseNetwork) -> None:
-        """Tell of a network of full width."""
+        """Warn of a network that was not narrowed."""
         if self.sparsity and not any(module in _NARROWED for module in network.model.modules()):
             network.warn(
                 "small-dense trains the model as it is, and this one was not narrowed: begin with "
@@ -50,7 +50,7 @@ class SmallDense(Dense):
                 f"no width fits {1 - self.sparsity:.4f} of the parameters: use a lower sparsity"
             )
         model = build(width)
-        _NARROWED.update(model.modules())  # TreeNet takes them out of it
+        _NARROWED.update(model.modules())  # TreeNet takes modules out of the model
         return model
 
 

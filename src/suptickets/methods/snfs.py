@@ -17,7 +17,7 @@ from suptickets.network import SparseNetwork
 
 @dataclass
 class SNFS(Dynamic):
-    """What is pruned is given to the layers in proportion to their mean momentum, and grown by momentum.
+    """Pruned connections go to the layers in proportion to mean momentum, and are grown by momentum.
 
     By definition it needs the momentum of all positions, so it alone keeps one dense tensor per weight and
     collects the dense gradient at every step.
@@ -35,7 +35,7 @@ class SNFS(Dynamic):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         super().__post_init__()
         fraction("momentum", self.momentum)
 
@@ -52,7 +52,7 @@ class SNFS(Dynamic):
                 weight.momentum = old.mul_(self.momentum).add_(weight.gradient)
 
     def update(self, network: SparseNetwork, step: int) -> None:
-        """Prune a share of each layer, grow as many in total, where the momentum is."""
+        """Prune a share of each layer, and grow as many in total, where the momentum is."""
         if not self.due(step) or not network.changing or not network.gradients_ready():
             return
         weights = {name: w for name, w in network.changing.items() if w.momentum is not None and w.nonzero}
@@ -69,7 +69,7 @@ class SNFS(Dynamic):
         return {name: w.unflatten(w.momentum).clone() for name, w in weights if w.momentum is not None}
 
     def load_state_dict(self, network: SparseNetwork, state: Mapping[str, Any]) -> None:
-        """The momenta, all or none."""
+        """Load the momenta, all or none."""
         weights = network.weights
         found = {name: state[name] for name in weights if state.get(name) is not None}
         for name, momentum in found.items():

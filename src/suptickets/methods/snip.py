@@ -20,9 +20,9 @@ from suptickets.weight import POSITIONS
 
 @dataclass
 class SNIP(Method):
-    """The connections with the largest |weight x gradient| of the whole network live; they stay.
+    """The connections with the largest |weight x gradient| of the whole network live, and stay.
 
-    The distribution is the method's own. A layer may lose all its connections, or all but a few: a warning
+    The distribution over layers is its own. A layer may lose all its connections, or all but a few: a warning
     names it.
 
     Args:
@@ -43,7 +43,7 @@ class SNIP(Method):
     backward: Callable[[nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible settings."""
         super().__post_init__()
         if self.backward is None and (self.data is None or self.loss is None):
             raise SparsityError("SNIP needs data and loss, or backward (a function that calls backward())")
@@ -106,7 +106,7 @@ def _width(network: SparseNetwork, name: str) -> int:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Put buffers, gradients and the random state back."""
+    """Put buffers, gradients and the random state back afterwards."""
     buffers = {name: b.clone() for name, b in model.named_buffers() if not name.endswith(POSITIONS)}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}

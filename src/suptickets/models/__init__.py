@@ -1,4 +1,4 @@
-"""The models; `MODELS` knows them by name. Each narrows to any width, for Small-Dense."""
+"""The models; `MODELS` has them by name. Each can be narrowed to any width, for Small-Dense."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suptickets.models.wide_resnet import wrn28_10
 
 
 class Builder(Protocol):
-    """What makes a model: for so many classes, from square images of so many channels and pixels a side."""
+    """Makes a model for so many classes, and square images of so many channels and pixels a side."""
 
     def __call__(self, classes: int, channels: int = ..., size: int = ..., width: float = ...) -> nn.Module:
         """`width` multiplies the channels of every layer between the image and the classes."""
@@ -27,9 +27,9 @@ class ModelEntry:
 
     Attributes:
         name: what it is called.
-        build: what makes it.
+        build: the function that makes it.
         summary: one line about it.
-        size: the size of image that it is made for; others work too.
+        size: the image size that it is made for; others work too.
     """
 
     name: str
@@ -55,7 +55,7 @@ MODELS: dict[str, ModelEntry] = {
 def build_model(
     name: str, classes: int, channels: int = 3, size: int | None = None, width: float = 1.0
 ) -> nn.Module:
-    """The model of that name; `size` is the one that it is made for unless given."""
+    """Build the model of that name; `size` is by default the one that it is made for."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     entry = MODELS[name]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from suptickets.models.shape import linked, narrowed
 
 _PLANES = (64, 128, 256, 512)  # channels inside the blocks of each stage
-_EXPANSION = 4  # times so many leave a block
+_EXPANSION = 4  # times as many channels leave a block
 
 
 class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution around which the input is added."""
+    """A 1x1, a 3x3 and a 1x1 convolution; the input is added to their result."""
 
     def __init__(self, inputs: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class ResNet(nn.Module):
 
     Args:
         conv1: the first convolution.
-        maxpool: what follows it, its batch norm and its activation.
+        maxpool: what follows that convolution, its batch norm and its activation.
         classes: number of classes.
-        width: factor of every number of channels.
+        width: factor for every number of channels.
         bias: whether the linear layer has one.
     """
 
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
         return logits
 
     def chain(self) -> nn.Sequential:
-        """Its blocks, and what is before and behind them (for TreeNet)."""
+        """The network as a chain: its blocks, and what comes before and after them (for TreeNet)."""
         stem = {name: getattr(self, name) for name in ("conv1", "bn1", "relu", "maxpool")}
         stages = {f"layer{n}": getattr(self, f"layer{n}") for n in (1, 2, 3, 4)}
         blocks = {f"{name}_{i}": block for name, stage in stages.items() for i, block in enumerate(stage)}
@@ -90,7 +90,7 @@ def _stage(inputs: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
 
 
 def initialise(model: nn.Module) -> None:
-    """Convolutions start with the variance that keeps that of the gradients (He et al., 2015)."""
+    """Initialise convolutions such that the variance of gradients is kept (He et al., 2015)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

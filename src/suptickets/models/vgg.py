@@ -21,8 +21,8 @@ _CHANNELS = 8  # tensor cores want a multiple of it
 class VGG(nn.Module):
     """Blocks of 3x3 convolutions with batch norm, a max pool after each, and one hidden linear layer.
 
-    `features.conv3_2` is the second convolution of the third block, as in the literature. What the last
-    pool leaves of a larger image than the model is made for is averaged.
+    `features.conv3_2` is the second convolution of the third block, as in the literature. If an
+    image is larger than the model is made for, what the last pool leaves of it is averaged.
     """
 
     def __init__(self, blocks: Sequence[Sequence[int]], classes: int, channels: int, width: float) -> None:
@@ -39,7 +39,7 @@ class VGG(nn.Module):
         return logits
 
     def chain(self) -> nn.Sequential:
-        """As `Features`, which know what a convolution and its batch norm save together (for TreeNet)."""
+        """The network as a chain of `Features`, where convolution and batch norm save work (for TreeNet)."""
         between = {"pool": self.pool, "flatten": nn.Flatten()}
         links = linked(self.features._modules, between, self.classifier._modules)
         return Features(OrderedDict(links.named_children()))
@@ -82,7 +82,7 @@ class MaxOfFour(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Each gradient to one of the four: rows and columns are split into pairs."""
+        """Give each gradient to one of the four; rows and columns are split into pairs."""
         (which,) = ctx.saved_tensors
         place = torch.arange(4, dtype=torch.int8, device=which.device).view(2, 1, 2, 1)
         spread = torch.where(which[:, :, None, :, None] == place, gradient[:, :, None, :, None], 0)
@@ -90,7 +90,7 @@ class MaxOfFour(torch.autograd.Function):
 
 
 def _halves(pool: nn.MaxPool2d, x: Tensor) -> bool:
-    """Whether a pool takes the greatest of each four, none is left over, and nobody watches."""
+    """Whether a pool takes the greatest of each four, no pixel is left over, and no hook watches."""
     shape = pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices
     even = x.shape[-1] % 2 == x.shape[-2] % 2 == 0
     usual = type(pool) is nn.MaxPool2d and shape == (2, 2, 0, 1, False, False)
@@ -103,7 +103,7 @@ def _watched(*modules: nn.Module) -> bool:
 
 
 def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
-    """Whether a batch norm is about to take the convolution's bias away, and nobody watches."""
+    """Whether a batch norm is about to take the convolution's bias away, and no hook watches."""
     if type(norm) is not nn.BatchNorm2d or conv.bias is None or type(conv).forward is not nn.Conv2d.forward:
         return False
     known = norm.affine and norm.running_mean is not None and norm.momentum not in (None, 1)
@@ -113,7 +113,7 @@ def _cancels(conv: nn.Conv2d, norm: nn.Module | None) -> bool:
 def _convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """`conv(x)` without the bias; where a compiler makes that cheap, in a form that suits tensor cores.
 
-    Images, of which nobody wants the gradient, become one matrix product; others get channels of zeros.
+    Images, whose gradient nobody wants, become one matrix product; other inputs get channels of zeros.
     """
     weight, missing = conv.weight, -x.shape[1] % _CHANNELS
     if missing and _compiled(x) and _usual(conv):
@@ -126,13 +126,13 @@ def _convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _usual(conv: nn.Conv2d) -> bool:
-    """Whether it is one of VGG's: nobody put another in its place."""
+    """Whether this is one of VGG's own convolutions: nobody put another in its place."""
     shape = conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode
     return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros")
 
 
 def _multiplied(weight: Tensor, x: Tensor) -> Tensor:
-    """The convolution of 3x3 pixels as a product with all patches."""
+    """The 3x3 convolution as a matrix product with all patches."""
     patches = F.unfold(x, 3, padding=1).transpose(1, 2)
     missing = (0, -patches.shape[2] % _CHANNELS)
     product = F.linear(F.pad(patches, missing), F.pad(weight.flatten(1), missing))
@@ -160,7 +160,7 @@ def _features(blocks: Sequence[Sequence[int]], inputs: int) -> nn.Sequential:
         for j, outputs in enumerate(block, 1):
             layers[f"conv{i}_{j}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
             layers[f"bn{i}_{j}"] = nn.BatchNorm2d(outputs)
-            if j == len(block):  # the same after the ReLU, of which a quarter is left to do
+            if j == len(block):  # the same as after the ReLU, which has a quarter left to do
                 layers[f"pool{i}"] = nn.MaxPool2d(2)
             layers[f"relu{i}_{j}"] = nn.ReLU(inplace=True)
             inputs = outputs

@@ -10,11 +10,11 @@ from suptickets.models.shape import linked, narrowed
 
 _STEM = 16
 _STAGES = ((160, 1), (320, 2), (640, 2))  # channels, stride of the first block
-_BLOCKS = 4  # per stage: two convolutions each, and with the stem and three projections 28
+_BLOCKS = 4  # per stage, of two convolutions each: with the stem and three projections, 28
 
 
 class WideBlock(nn.Module):
-    """Two 3x3 convolutions, each after batch norm and activation, around which the input is added."""
+    """Two 3x3 convolutions, each after batch norm and activation; the input is added to their result."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class WideResNet(nn.Module):
         return logits
 
     def chain(self) -> nn.Sequential:
-        """Its blocks, and what is before and behind them (for TreeNet)."""
+        """The network as a chain: its blocks, and what comes before and after them (for TreeNet)."""
         last = {"bn": self.bn, "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         return linked({"conv1": self.conv1}, self.blocks._modules, last, {"fc": self.fc})
 
