@@ -108,7 +108,7 @@ def _device(options: Options) -> str:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """The rows as a table; what nobody has is left out, what all have alike is said once."""
+    """Print the rows as a table; columns that no row fills are left out, what all rows share is said once."""
     rows: list[Row] = result["rows"]
     columns = [key for key in rows[0] if key not in COMMON and any(row[key] is not None for row in rows)]
     table = Table(box=None, pad_edge=False)

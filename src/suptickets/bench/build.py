@@ -1,4 +1,4 @@
-"""Building all dense weights of a sparse network, as an eager step does, against that whole step."""
+"""The time to build all dense weights of a sparse network, as an eager step does, against that step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = 1024  # numbers in a page of memory
 
 
 def run(options: Options) -> list[Row]:
-    """Milliseconds of both, and the share that building takes of the step."""
+    """Milliseconds of the step and of building, and the share of the step that building takes."""
     return [row for model in options.models for row in measure(model, options)]
 
 
@@ -25,7 +25,7 @@ def measure(model: str, options: Options) -> list[Row]:
     def build() -> None:
         for weight in weights:
             dense = weight(weight.values).detach()
-            dense.permute(weight.order).view(-1)[::PAGE].sum()  # zeros are only there once they are read
+            dense.permute(weight.order).view(-1)[::PAGE].sum()  # zeros get memory only when they are read
 
     times = take_turns({"step": sparse.contender(), "build": Contender(lambda: build)}, options)
     rows = [

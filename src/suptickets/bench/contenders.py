@@ -1,4 +1,4 @@
-"""Who is measured: dense training, masks, and ours, all of them as `suptickets train` would run them."""
+"""The contenders: dense training, masks, and ours, all of them as `suptickets train` would run them."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Run:
 
     Args:
         model: its name.
-        method: `dense`, `static`, `rigl`: who lives.
+        method: `dense`, `static` or `rigl`: which connections live.
         data: whole batches, on the device.
         options: device and sparsity.
-        fast: the fast step; the plain one otherwise.
+        fast: whether to take the fast step, or else the plain one.
         compile: whether the fast step is compiled.
-        settings: others than those of the paper's recipe.
+        settings: those that differ from the paper's recipe.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Run:
         calm = {"lr": 0.001, "interval": NEVER}  # on noise, a higher rate may end in infinite losses
         processes = connect(str(options.device))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* it does not explore before them")  # it is not to
+            warnings.filterwarnings("ignore", ".* it does not explore before them")  # it is not meant to
             self.parts = Parts(resolve({**given, **calm, **settings}), data, processes)
         self.network, self.options = self.parts.network, options
         self.stepper = FastStep(self.parts, compile=compile) if fast else PlainStep(self.parts)
@@ -88,23 +88,23 @@ class Run:
         self._steps = chain.from_iterable(self.stepper.epoch(epoch, 0) for epoch in count())
 
     def data_set(self) -> list[Tensor]:
-        """What the data occupy on the device, whoever trains on them."""
+        """The tensors of the data on the device, which are the same for all contenders."""
         data = self.parts.data
         assert isinstance(data, ArrayData)
         return [data.train_x, data.train_y, data.test_x, data.test_y]
 
     def step(self) -> None:
-        """The next step, whatever it takes."""
+        """Do the next step, whatever it takes."""
         self._rewind()
         next(self._steps)
 
     def epoch(self) -> None:
-        """The next epoch, as in a run."""
+        """Do the next epoch, as in a run."""
         for _ in self.stepper.epoch(self.network.step // self.parts.steps, 0):
             pass
 
     def _rewind(self) -> None:
-        """A replayed graph goes through the epoch on its own: back to its first batch."""
+        """Go back to the first batch: a replayed graph goes through the epoch on its own."""
         if isinstance(self.stepper, FastStep):
             assert isinstance(self.stepper.feed, Resident)
             self.stepper.index.zero_()
@@ -144,7 +144,7 @@ class Run:
 
     @torch.no_grad()
     def mask(self) -> None:
-        """What most libraries do: after each step of the optimizer, multiply dense weights by masks."""
+        """Do what most libraries do: multiply dense weights by masks after each step of the optimizer."""
         weights = [m.weight for m in self.parts.model.modules() if isinstance(m, ELIGIBLE)]
         self.masks = random_masks(weights, self.options.sparsity)
         stepper = self.stepper

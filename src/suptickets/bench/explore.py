@@ -18,7 +18,7 @@ from suptickets.weight import SparseWeight
 
 SORT, ADDED = "sort, dense tensors and masks", "all explorations of an epoch"
 CPU, GPU = {"vgg16": {"speedup": 3.0}}, {"vgg16": {"steps": 10.0}}
-STEPS, EVERY = 400, 20  # of one measurement of what explorations add, and between two of them
+STEPS, EVERY = 400, 20  # steps in a measurement of what explorations add, and between two of these
 CIFAR = 391  # steps of an epoch
 
 
@@ -69,7 +69,7 @@ class Contest:
         self.masked = [Masked.of(w, state[w.values]["momentum_buffer"]) for w in network.weights.values()]
 
     def sort(self) -> Contender:
-        """Explores the copy."""
+        """An exploration of the copy, as a contender."""
 
         def prepare() -> Callable[[], object]:
             self.copy()
@@ -80,7 +80,7 @@ class Contest:
 
     @torch.no_grad()
     def explore_copy(self) -> None:
-        """All layers of it."""
+        """Explore all layers of the copy."""
         for weight in self.masked:
             weight.explore(RATE)
 
@@ -123,10 +123,10 @@ def added(model: str, options: Options) -> Row:
 
 
 def in_a_run(model: str, options: Options, every: int = EVERY, steps: int = STEPS) -> tuple[float, float]:
-    """Milliseconds that an exploration adds to a run, collecting and taking over included; and of a step.
+    """Milliseconds that an exploration adds to a run, with collecting and taking over, and those of a step.
 
-    Steps of which each `every`-th explores take turns with as many that do not. What is issued while the
-    device is still busy with the steps before costs nothing here, as in a run.
+    Steps of which each `every`-th explores take turns with as many that do not. Work that is issued while the
+    device is still busy with earlier steps costs nothing here, as in a run.
     """
     tidy(options)
     data, intervals = batches(model, options), {"static": NEVER, "rigl": every}

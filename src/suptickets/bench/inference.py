@@ -72,7 +72,7 @@ def sparse_network(model: str, options: Options) -> nn.Module:
 
 
 def dense(network: nn.Module, x: Tensor, options: Options) -> dict[str, Run]:
-    """Those that take part against ours: torch in both memory layouts, and what there is of others."""
+    """The contenders against ours: torch in both memory layouts, and others that are available."""
     last = copy.deepcopy(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = x.contiguous(memory_format=torch.channels_last)
     runs: dict[str, Run] = {"torch": lambda: network(x), "channels_last": lambda: last(images)}
@@ -129,7 +129,7 @@ def compared(times: Times) -> Row:
 
 
 def _limits(row: Row) -> Limits:
-    """What DeepSparse 1.8.0 reached at 95 % on two threads; and never slower than dense from 80 % on."""
+    """At 95 %, what DeepSparse 1.8.0 reached on two threads; else, from 80 % on, never slower than dense."""
     stated = REQUIRED[row["batch"]].get(row["model"])
     if stated is None or row["sparsity"] < NOT_SLOWER:
         return {}

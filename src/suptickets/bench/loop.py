@@ -21,7 +21,7 @@ from suptickets.training.progress import Progress
 from suptickets.training.settings import resolve
 
 REQUIRED = {"ratio_to_bare": 1.05}
-EPOCHS = {"mlp": 15, "lenet5": 7, "vgg-small": 3}  # of each, a round
+EPOCHS = {"mlp": 15, "lenet5": 7, "vgg-small": 3}  # of each, in a round
 
 
 def run(options: Options) -> list[Row]:
@@ -51,7 +51,7 @@ class Turns(Progress):
         self.last = time.perf_counter()
 
     def show(self, **line: object) -> None:
-        """At the end of an epoch."""
+        """Note the end of an epoch, and let the other contender have one."""
         ended = time.perf_counter()
         self.ours.append(1000 * (ended - self.last))
         self.other(len(self.ours))
@@ -77,7 +77,7 @@ def make(model: str, data: Data, epochs: int, sparsity: float) -> Trainer:
 
 
 def bare_epoch(of: Trainer, epoch: int) -> None:
-    """What one would write by hand."""
+    """An epoch as one would write it by hand."""
     for x, y in of.data.train_batches(of.settings.batch_size, 1, epoch):
         of.optimizer.zero_grad()
         F.cross_entropy(of.model(x), y).backward()

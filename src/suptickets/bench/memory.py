@@ -27,7 +27,7 @@ REQUIRED = {"vgg16": {"ratio_to_dense": 0.65}}
 
 
 def run(options: Options) -> list[Row]:
-    """Bytes of each, eager and (on a GPU) fast, and their share of what dense training takes."""
+    """Mebibytes of each, eager and (on a GPU) fast, and their ratio to what dense training takes."""
     modes = (False, True) if options.cuda else (False,)
     return [row for model in options.models for fast in modes for row in measure(model, options, fast=fast)]
 
@@ -111,6 +111,6 @@ def _lasting(run: Run) -> list[Tensor]:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Of the storages of tensors, each once."""
+    """Bytes of the storages of tensors, each storage once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

@@ -1,4 +1,4 @@
-"""A step, an exploration and an epoch against what one would use instead.
+"""A step, an exploration and an epoch of ours against what one would use instead.
 
 - `torch.ao.pruning`: masks as parametrizations.
 - `sparsimony`: RigL with masks as parametrizations, where it is installed.
@@ -65,7 +65,7 @@ def contest(model: str, what: str, options: Options) -> list[Row]:
 
 
 def ours(model: str, what: str, data: ArrayData, options: Options) -> dict[str, Contender]:
-    """As in `suptickets train`; on a GPU an eager step too, for the rivals' steps are eager."""
+    """As in `suptickets train`; on a GPU an eager step too, since the rivals' steps are eager."""
     if what == EXPLORATION:
         return {OURS: Run(model, "rigl", data, options, fast=options.cuda, booster="none").exploration()}
     names = {OURS: True, "ours, eager": False} if options.cuda else {OURS: False}

@@ -1,6 +1,6 @@
 """Where the time of a training step goes, by kind of kernel, and the floor: what no step could go below.
 
-The floor of a convolution or a linear layer is the greater of two: its dense FLOPs at the rate of a large
+The floor of a convolution or a linear layer is the longer of two: its dense FLOPs at the rate of a large
 matrix product, and its bytes at the rate of a large copy, both measured in the same run. Bytes are those of
 input, output and weight, each moved once in the forward pass and in each of the two backward passes: as if
 all that comes between two such layers were done on the way.
@@ -34,7 +34,7 @@ KINDS = {  # the first that matches the name of a kernel (on a CPU: of an operat
     "optimizer of dense parameters": r"multi_tensor_apply|fused_sgd",
 }
 REST = "rest"
-TIMES = 20  # steps that are looked at
+TIMES = 20  # steps that are profiled
 LARGE = {"cpu": 1024, "cuda": 8192}  # side of the matrices
 
 
@@ -101,7 +101,7 @@ class Rates:
 
     @classmethod
     def measured(cls, options: Options) -> Rates:
-        """On this device, in the precision of a training step."""
+        """The rates of this device, in the precision of a training step."""
         side, dtype = LARGE[options.device.type], torch.bfloat16 if options.cuda else torch.float32
         a, b, c = (torch.ones(side, side, dtype=dtype, device=options.device) for _ in range(3))
         times = take_turns(

@@ -23,7 +23,7 @@ from suptickets.layers import ELIGIBLE
 from suptickets.training.build import make_model
 
 Loader = DataLoader[tuple[Tensor, int]]
-WORKERS = 2  # of the published code's loader for CIFAR-100; its memory is not pinned
+WORKERS = 2  # workers of the published code's loader for CIFAR-100, whose memory is not pinned
 
 
 class Rival:
@@ -109,7 +109,7 @@ class AoPruning(Rival):
 
     @torch.no_grad()
     def explore(self) -> None:
-        """Masks from the magnitudes of now."""
+        """Draw the masks anew from the present magnitudes."""
         for weight, mask, living in zip(self.weights, self.masks, self.living, strict=True):
             strongest = weight.abs().flatten().topk(living).indices
             mask.copy_(torch.zeros_like(weight).flatten().index_fill_(0, strongest, 1).view(weight.shape))
@@ -124,7 +124,7 @@ class Sparsimony(Rival):
     row_major = True
 
     def prepare(self) -> None:
-        """By its documented parts: positional, because their names differ between its versions."""
+        """Use its documented parts; arguments are positional, because their names differ between versions."""
         parts = (f"sparsimony.{name}" for name in ("schedulers.base", "distributions.base", "dst.rigl"))
         schedulers, distributions, rigl = map(import_module, parts)
         schedule = schedulers.ConstantScheduler(RATE, NEVER, self.interval)
@@ -139,7 +139,7 @@ class Sparsimony(Rival):
         self.sparsifier.step()
 
     def before(self) -> None:
-        """With an interval of 2: a step after which it collects, and one that is collected."""
+        """With an interval of 2: a step after which it collects, and one whose gradient is collected."""
         self.step()
         self.train(self.x, self.y)
 
@@ -151,7 +151,7 @@ class Sparsimony(Rival):
 class Published(Rival):
     """The published way: masks multiplied into weights and momentum, numbers read back at every step.
 
-    So are its other habits kept: deterministic cuDNN, a scheduler of its own for the rate of exploration, an
+    Its other habits are kept too: deterministic cuDNN, a scheduler of its own for the rate of exploration, an
     evaluation at the end of every epoch.
     """
 
@@ -168,7 +168,7 @@ class Published(Rival):
 
     @torch.no_grad()
     def apply(self) -> None:
-        """One layer after the other."""
+        """Multiply weights and momentum by the masks, one layer after the other."""
         for weight, mask in self.masked():
             weight.data = weight.data * mask
             state = self.optimizer.state[weight]
@@ -182,7 +182,7 @@ class Published(Rival):
                 yield weight, self.masks[name]
 
     def train(self, x: Tensor, y: Tensor) -> None:
-        """Waits for the device twice: for the loss, and for the number of right predictions."""
+        """A step that waits for the device twice: for the loss, and for the number of right predictions."""
         with cudnn.flags(enabled=True, benchmark=True, deterministic=True):
             self.optimizer.zero_grad()
             logits = self.model(x)
@@ -195,7 +195,7 @@ class Published(Rival):
 
     @torch.no_grad()
     def explore(self) -> None:
-        """Sort weights, sort gradients."""
+        """Sort weights to prune, sort gradients to grow."""
         for weight, mask in self.masked():
             assert weight.grad is not None
             momentum = self.optimizer.state[weight]["momentum_buffer"]
@@ -212,7 +212,7 @@ class Published(Rival):
                 self.evaluate(x.to(self.options.device), y.to(self.options.device))
 
     def evaluate(self, x: Tensor, y: Tensor) -> None:
-        """Waits for the device twice, too."""
+        """Evaluate a batch; this waits for the device twice, too."""
         logits = self.model(x)
         self.loss = F.cross_entropy(logits, y, reduction="sum").item()
         self.right = (logits.argmax(1) == y).sum().item()
@@ -221,7 +221,7 @@ class Published(Rival):
 class Transformed(Dataset[tuple[Tensor, int]]):
     """Images one by one: padded, cropped and mirrored on the CPU (if `augment`ed), and normalised.
 
-    By torchvision's transforms, as in the published code; where it is not installed, by what they call.
+    torchvision's transforms do this, as in the published code; without it, the functions that they call do.
     """
 
     def __init__(self, data: ArrayData, *, augment: bool = True) -> None:

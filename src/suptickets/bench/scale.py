@@ -1,8 +1,8 @@
 """How step, exploration and superposing grow with the number of weights and with the sparsity.
 
 The network is a stack of linear layers: at batch 128 it has more weights for its arithmetic than any
-convolution, so what is done once per weight shows most. On a GPU the steps are captured but not compiled, for
-two dozen networks to be ready in a minute.
+convolution, so what is done once per weight shows most. On a GPU the steps are captured but not compiled, so
+that two dozen networks are ready in a minute.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pixels(millions: float) -> int:
 
 
 def run(options: Options) -> list[Row]:
-    """A row for each size, one for each sparsity, and what they grow by."""
+    """A row for each size, one for each sparsity, and how the times grow with them."""
     largest = LARGEST[options.device.type] if options.largest is None else options.largest
     sizes = [size for size in SIZES if size <= largest]
     if not sizes:

@@ -20,13 +20,13 @@ GPU = {
 
 
 def run(options: Options) -> list[Row]:
-    """Milliseconds of each, and the share that it takes of the dense step and of the one with masks."""
+    """Milliseconds of each, and the ratio to the dense step and to the one with masks."""
     modes = (False, True) if options.cuda or options.compile else (False,)
     return [row for model in options.models for fast in modes for row in measure(model, options, fast=fast)]
 
 
 def measure(model: str, options: Options, *, fast: bool) -> list[Row]:
-    """The three of one model, in turns."""
+    """The three variants of one model, in turns."""
     tidy(options)
     mode, data, contenders = "fast" if fast else "eager", batches(model, options), {}
     for name in VARIANTS:

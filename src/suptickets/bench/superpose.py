@@ -1,7 +1,7 @@
 """What a cycle of Sup-tickets adds: one exploration and one collection, in steps and as shares of a run.
 
-Alone, each is waited for. In a run on a GPU an exploration is issued while the device still works at earlier
-steps: its share of a run is measured there.
+Measured alone, each is waited for. In a run on a GPU an exploration is issued while the device still works on
+earlier steps: its share of a run is measured there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BOTH = {"vgg16": {"share_of_run": 0.002}}
 
 
 def run(options: Options) -> list[Row]:
-    """Milliseconds of a step, an exploration and a collection; and what they are of a whole run."""
+    """Milliseconds of a step, an exploration and a collection; and their shares of a whole run."""
     return [row for model in options.models for row in measure(model, options)]
 
 
@@ -51,7 +51,7 @@ def alone(model: str, options: Options) -> Times:
 
 
 def in_run(model: str, options: Options) -> dict[str, float]:
-    """The steps that an exploration adds to a run, where that is another number."""
+    """What an exploration adds to a run, in steps, if it is not what it takes alone: on a GPU."""
     if not options.cuda:
         return {}
     options.say(f"{model}: steps with and without explorations")

@@ -1,9 +1,9 @@
 """Several runs at a time on one device, against one after another: small networks do not fill a GPU.
 
 Each run is a process of its own (on a GPU they share it by MPS, where that can be started). A run begins
-slowly, and that goes well together too: so the start is measured, of one process and of several at once, with
-nothing compiled before; then epochs, explorations included, of the first alone while the others wait and of
-all at once, in turns. From both follows what a whole run takes.
+slowly, and several can do so at once too: so the start is measured, of one process and of several at once,
+with nothing compiled before; then epochs, explorations included, in turns: of the first alone while the
+others wait, and of all at once. From both follows what a whole run takes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Times = list[float]
 
 @dataclass(frozen=True)
 class Shared:
-    """What processes measured that shared a device, in seconds.
+    """What processes that shared a device have measured, in seconds.
 
     Attributes:
         ready: from their start until all had trained one epoch.
@@ -74,7 +74,7 @@ def measure(model: str, options: Options) -> list[Row]:
 
 
 def training(model: str, options: Options) -> Callable[[], float]:
-    """A run that has trained one epoch; trains another, and gives its seconds."""
+    """Start a run and train one epoch; gives a function that trains another and returns its seconds."""
     interval = resolve({"data": "cifar100"}).interval
     data = noise(IMAGES[options.device.type], options, images_of(model))
     run = Run(model, "rigl", data, options, fast=options.cuda, booster="none", interval=interval)
@@ -103,7 +103,7 @@ def in_turns(runs: int, make: Callable[[], Callable[[], float]], options: Option
         jobs = [pool.submit(_process, number, make, rounds, barrier) for number in range(runs)]
         errors = [error for error in (job.exception() for job in jobs) if error is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
-            raise error  # the cause, before those who waited for it
+            raise error  # the cause, rather than those that waited
         measured = [job.result() for job in jobs]
     ready = max(when for when, _, _ in measured) - begin
     own = zip(*(times for _, _, times in measured), strict=True)
@@ -117,7 +117,7 @@ def _set(environment: Mapping[str, str]) -> None:
 def _process(
     number: int, make: Callable[[], Callable[[], float]], rounds: int, barrier: Barrier
 ) -> tuple[float, Times, Times]:
-    """One of the runs: when it was ready, and in each round a turn that the first has alone, and all have."""
+    """One of the runs: when it was ready, and in each round an epoch of the first alone, and one of all."""
     alone, at_once = Times(), Times()
     with _or_nobody(barrier):
         epoch = make()
@@ -132,7 +132,7 @@ def _process(
 
 @contextmanager
 def _or_nobody(barrier: Barrier) -> Iterator[None]:
-    """If one fails, the others do not wait for it."""
+    """If this process fails, the others do not wait for it."""
     try:
         yield
     except BaseException:

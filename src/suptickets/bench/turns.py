@@ -25,7 +25,7 @@ SPARSITY = 0.95  # what the requirements are stated for
 
 @dataclass(frozen=True)
 class Options:
-    """What a measurement is asked for.
+    """The options of a measurement.
 
     Attributes:
         device: where to measure.
@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Contender:
-    """Who takes part.
+    """Something that takes turns with others in a measurement.
 
     Attributes:
         prepare: makes everything ready, untimed, and returns what is timed.
@@ -78,7 +78,7 @@ class Contender:
 def take_turns(contenders: Mapping[str, Contender], options: Options) -> Times:
     """Milliseconds of a call of each contender in each round, after one round that is not counted.
 
-    Orders alternate. On a GPU the clock is read when the device has nothing left to do.
+    The order is reversed after each round. On a GPU the clock is read when the device has nothing left to do.
     """
     times: Times = {name: [] for name in contenders}
     order = list(contenders.items())

@@ -1,4 +1,4 @@
-"""The data; `DATA` knows them by name. All are read into the same shape of thing, a `Data`."""
+"""All data sets, which `DATA` knows by name. Each is read into the same kind of object, a `Data`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suptickets.data.folder import FolderData, load_folder
 from suptickets.data.order import EpochPlan
 from suptickets.errors import SparsityError, unknown
 
-WORKERS = 1024  # the most processes that are taken for meant
+WORKERS = 1024  # the most processes; more must be a mistake
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ _READ: ContextVar[dict[tuple[str, Path | None], Data] | None] = ContextVar("read
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """While this lasts, data are read once: for a process that trains and evaluates many networks on them."""
+    """Read data only once in this context: for a process that trains and evaluates many networks on them."""
     token = _READ.set({})
     try:
         yield

@@ -44,7 +44,7 @@ class Archive:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, on one line; those of urllib wrap another one, their reason."""
+    """What an error says, on one line; errors of urllib wrap another one as their reason."""
     return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
 
 
@@ -84,7 +84,7 @@ def _intact(path: Path, checksum: str) -> bool:
 
 
 def _download(archive: Archive, path: Path, or_else: str) -> None:
-    """Into a folder of its own beside `path`, which appears only when it is complete and right."""
+    """Download a file beside `path`, which appears only when it is complete and right."""
     try:
         with urllib.request.urlopen(archive.url, timeout=TIMEOUT) as source, _beside(path) as part:
             with part.open("wb") as target:
@@ -113,9 +113,9 @@ def _copy(source: IO[bytes], target: IO[bytes], name: str) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A path beside `path` that no other process uses and that is gone in the end, whatever happens.
+    """A path beside `path` that no other process uses and that is removed in the end, whatever happens.
 
-    So are the folders that were made for it, unless something lies in them.
+    Folders that were made for it are removed too, unless something lies in them.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -129,7 +129,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """The files beneath `folder.name` in a .tar.gz archive, as `folder`: complete, or not at all.
+    """Unpack the files beneath `folder.name` in a .tar.gz archive as `folder`: completely, or not at all.
 
     Nothing but plain files and folders beneath that name is accepted; no owner, mode or time is restored.
     """
@@ -148,7 +148,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """One member, after a look at where it would go; resolved as this system resolves paths."""
+    """Write one member after a check of where it would go, with paths resolved as this system does."""
     root = folder.parent.resolve()
     target = (root / member.name).resolve()
     if not (member.isreg() or member.isdir()) or not target.is_relative_to(root / folder.name):
@@ -167,7 +167,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
 
 
 def _place(part: Path, folder: Path) -> None:
-    """Rename; another process that was faster has placed the same."""
+    """Rename `part` to `folder`; if another process was faster, it has placed the same."""
     if not part.is_dir():
         raise tarfile.ReadError(f"there is no {folder.name} in it")
     try:

@@ -206,7 +206,7 @@ class ArrayData:
 
 
 def _sent(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """On the device; to a GPU through pinned memory, so that nobody waits."""
+    """The tensor on the device; it goes to a GPU through pinned memory, so that nothing waits."""
     if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

@@ -20,7 +20,7 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Cifar:
-    """Where one of the two lies and what it is like; both are cropped with a padding of 4, and flipped.
+    """One of the two: where it lies and what it is like. Both are cropped with a padding of 4, and flipped.
 
     Attributes:
         name: what it is called.
@@ -81,7 +81,7 @@ CIFAR100 = Cifar(
 
 
 def load_cifar(source: Cifar, data_dir: Path | None = None) -> ArrayData:
-    """The data from the folder or the archive in `data_dir`, or that is `data_dir`; downloaded otherwise."""
+    """The data from the folder `data_dir`, or from the folder or archive in it; downloaded otherwise."""
     folder = _locate(source, data_folder(data_dir))
     train_x, train_y = _read(source, folder, source.train_files)
     test_x, test_y = _read(source, folder, (source.test_file,))
@@ -119,7 +119,7 @@ def _read(source: Cifar, folder: Path, names: tuple[str, ...]) -> tuple[Tensor, 
 
 
 def _read_file(source: Cifar, path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images, a row each, and labels; whatever else the file may hold is refused."""
+    """Images, a row each, and their labels; a file that does not hold both is refused."""
     if not path.is_file():
         raise SparsityError(f"{path} is missing: put all of {source.folder} from {source.archive.url} there")
     content = read_pickle(path)

@@ -140,7 +140,7 @@ class FolderData:
     def _batches(
         self, images: Dataset[Any], batches: list[list[int]], device: torch.device | str, dtype: torch.dtype
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The loader gets a generator of its own, lest it draw a number from the global one."""
+        """Load batches; the loader has its own generator, so that it draws no number from the global one."""
         normalise = Normalise(MEAN, STD, device, dtype)
         loader: DataLoader[Any] = DataLoader(
             images,
@@ -160,15 +160,15 @@ class FolderData:
                 x, y = (t.to(device, non_blocking=True) for t in batch)
                 yield normalise(x), y
         finally:
-            del loaded  # ends the workers; left to an error's traceback, seconds after the garbage collector
+            del loaded  # ends the workers now: an error's traceback would keep them for seconds
 
 
-ASKING = (signal.SIGINT, signal.SIGTERM)  # to stop
+ASKING = (signal.SIGINT, signal.SIGTERM)  # signals that ask to stop
 
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Processes that are started meanwhile begin without signals that ask to stop."""
+    """Block signals that ask to stop, for processes that are started meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield
@@ -177,9 +177,9 @@ def _blocked() -> Iterator[None]:
 
 
 def _undisturbed(worker: int) -> None:
-    """A signal to the whole group is meant for the process that trains, which then ends its workers itself.
+    """Let a worker ignore Ctrl-C, and leave only at the second SIGTERM.
 
-    So workers ignore Ctrl-C, and leave at the second SIGTERM.
+    A signal to the whole group is meant for the process that trains, which then ends its workers itself.
     """
     asked = count(1)
 
@@ -193,7 +193,7 @@ def _undisturbed(worker: int) -> None:
 
 
 class _Images(Dataset[Any]):
-    """Decoded images; one that cannot be read gives the message instead.
+    """Decoded images; one that cannot be read gives an error message instead.
 
     (An error raised in a worker would arrive wrapped into a traceback of many lines.)
     """
@@ -233,7 +233,7 @@ class _TestImages(_Images):
 
 
 def _collate(samples: list[Sample | str]) -> tuple[Tensor, Tensor] | str:
-    """A batch, possibly empty; or the first message."""
+    """A batch, possibly empty, or the first error message."""
     pixels = torch.empty(len(samples), 3, transforms.SIZE, transforms.SIZE, dtype=torch.uint8)
     labels = torch.empty(len(samples), dtype=torch.int64)
     for i, sample in enumerate(samples):

@@ -40,7 +40,7 @@ class EpochPlan:
 
     @classmethod
     def draw(cls, size: int, seed: int, epoch: int, *, padding: int = 0, flip: bool = False) -> EpochPlan:
-        """The plan of an epoch over `size` samples; all offsets are equally likely, and a flip is even."""
+        """The plan of an epoch over `size` samples; all offsets are equally likely, as are flip and none."""
         generator = torch.Generator().manual_seed(stable_seed(seed, epoch))
         order = torch.randperm(size, generator=generator)
         dy, dx = torch.randint(2 * padding + 1, (2, size), generator=generator)
@@ -56,7 +56,7 @@ class EpochPlan:
         return EpochPlan(*(t.to(device, copy=copy) for t in self.tensors()))
 
     def fill(self, other: EpochPlan) -> None:
-        """Become another plan, in place."""
+        """Copy another plan into this one, in place."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine.copy_(theirs)
 

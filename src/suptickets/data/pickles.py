@@ -38,7 +38,7 @@ class _Array:
     values: npt.NDArray[Any] | None = None
 
     def __init__(self, kind: Any, shape: Any, code: Any) -> None:
-        """What is told here is replaced by the state."""
+        """Ignore what is told here: the state replaces it."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, raw = state

@@ -12,7 +12,7 @@ from PIL import Image
 from suptickets.data.archives import reason
 from suptickets.errors import SparsityError
 
-SIZE = 224  # pixels a side of what comes out
+SIZE = 224  # pixels a side of the result
 SHORTER = 256  # the shorter side of a test image, before its centre is cut out
 AREA = (0.08, 1.0)  # share of the image that a crop covers
 RATIO = (3 / 4, 4 / 3)  # width over height of a crop

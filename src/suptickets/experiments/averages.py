@@ -22,7 +22,7 @@ from suptickets.training.settings import Settings, place, read_mapping
 
 Measures = dict[str, Any]
 TRUNK = "trunk.json"  # in the folder of a fork
-# What the ways to combine the tickets of a run have in common.
+# Measures that all ways to combine the tickets of a run have in common.
 SHARED = (
     *("data", "model", "method", "recipe", "seed", "epochs", "target_sparsity", "sparsity", "nonzero"),
     *("parameters", "start", "train_flops_ratio", "seconds"),
@@ -33,18 +33,18 @@ class Finished:
     """A finished run."""
 
     def __init__(self, folder: RunFolder, settings: Settings) -> None:
-        """`settings` with the place of the data."""
+        """`settings` say where the data are, too."""
         self.folder, self.settings = folder, settings
         self._together: dict[int, Measures] = {}
 
     @cached_property
     def summary(self) -> Measures:
-        """What the run says of itself."""
+        """The summary that the run has written."""
         return self.folder.load_summary() or {}
 
     @cached_property
     def trunk(self) -> Measures | None:
-        """The summary of the trunk that it was forked from, if it was."""
+        """The summary of the trunk that the run was forked from, if it was."""
         file = self.folder.path / TRUNK
         return read_mapping(file) if file.exists() else None
 
@@ -66,19 +66,19 @@ class Finished:
         return {**kept, **own_name, **both, **self._costs(wanted.cycles), **combined}
 
     def together(self, cycles: int) -> Measures:
-        """The first so many tickets: each, how different they are, what they predict together."""
+        """The first `cycles` tickets: each alone, how different they are, what they predict together."""
         if cycles not in self._together:
             self._together[cycles] = _evaluated(self.folder.singles()[:cycles], self.settings)
         return self._together[cycles]
 
     def _predicted(self, several: Measures) -> Measures:
-        """The prediction ensemble; it runs all tickets."""
+        """The measures of the prediction ensemble, which runs all tickets."""
         ratios = [one["test_flops_ratio"] for one in several["networks"]]
         layers = several["networks"][0]["layers"]  # of a single ticket, as `evaluate` tells them
         return {**several["ensemble"], "test_flops_ratio": sum(ratios), "layers": layers}
 
     def _superposed(self, wanted: Settings) -> Measures:
-        """The tickets superposed otherwise than the run did it."""
+        """The measures of the tickets superposed in another way than the run did it."""
         with TemporaryDirectory() as folder:
             into = RunFolder(folder)
             self._superpose(wanted, into)
@@ -88,7 +88,7 @@ class Finished:
         return {**judged, "superposed": scores}
 
     def _superpose(self, wanted: Settings, into: RunFolder) -> None:
-        """To the counts of the tickets: in the files, living connections that hold 0 cannot be seen."""
+        """Superpose to the counts that the tickets state: living connections that hold 0 are not seen."""
         files, s = self.folder.singles()[: wanted.cycles], self.settings
         tensors, told = read_ticket(files[0])
         about = {key: value for key, value in told.items() if key != "living"}
@@ -104,7 +104,7 @@ class Finished:
             into.save_ticket(self._recomputed(wanted, into.ticket), about)
 
     def _recomputed(self, wanted: Settings, ticket: Path) -> dict[str, Any]:
-        """As a run does it: with the training data of the epoch after its last."""
+        """The ticket with batch norms recomputed as in a run: on the data of the epoch after its last."""
         s, device = self.settings, connect(self.settings.device).device
         dtype, last = build.DTYPES[build.precision(s, device)], self._epochs(wanted.cycles)
         model = saved.result(ticket).named(s.model).load(self.data, device)
@@ -117,11 +117,11 @@ class Finished:
         return build.data_of(self.settings)
 
     def _epochs(self, cycles: int) -> int:
-        """Of the run that has so many cycles."""
+        """The epochs of the run that has so many cycles."""
         return round(self.settings.epochs - (self.settings.cycles - cycles) * self.settings.cycle_epochs)
 
     def _costs(self, cycles: int) -> Measures:
-        """Of the run that ends after so many cycles, of which each costs the same; what it had explored."""
+        """The cost of a run that ends after so many of its equal cycles; after all, what it has explored."""
         whole, trunk, epochs = self.summary, self.trunk, self._epochs(cycles)
         if cycles == self.settings.cycles:
             return {"explored": whole["explored"]}
@@ -140,7 +140,7 @@ def together(folders: list[Path], settings: Settings) -> Measures:
 
 
 def _evaluated(paths: Sequence[Path], settings: Settings) -> Measures:
-    """Networks of runs with these settings, on what these were evaluated on."""
+    """Evaluate networks of runs with these settings on the data that the runs were evaluated on."""
     own = settings.model if ":" in settings.model else None
     return evaluate(
         paths, data_dir=settings.data_dir, device=settings.device, model=own, holdout=settings.holdout
@@ -148,7 +148,7 @@ def _evaluated(paths: Sequence[Path], settings: Settings) -> Measures:
 
 
 def located(settings: Settings, data_dir: str | None) -> Settings:
-    """With the folder of its data; ImageNet may lie beside others, in `imagenet`."""
+    """The settings with the folder of their data; ImageNet may lie beside others, in `imagenet`."""
     if data_dir is None:
         return replace(settings, data_dir=None)
     beside = Path(place(data_dir), "imagenet")

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as data: 21 experiments, each a list of cells; and what we ask beyond it.
+"""The paper's tables and figures as data: 21 experiments, each a list of cells; and experiments of our own.
 
 A `Cell` is one number that the paper prints (or, in a figure, draws): what is trained, what is read off the
 result, and the paper's `Number`, which is None where the paper's source has none.
@@ -9,8 +9,8 @@ else. Cells with the same resolved settings are the same run, whatever their exp
 trains nothing of its own, nor do cells that repeat a default (`cycle_epochs` 8, `batch_norm` average). Runs
 that are not the same share work in three places:
 
-- *trunk*: the normal phase, for all with the same data, model, method, sparsity and distribution and the same
-  `epochs - cycles * cycle_epochs` (which also places the drops of the learning rate);
+- *trunk*: the normal phase, for all runs with the same data, model, method, sparsity and distribution and the
+  same `epochs - cycles * cycle_epochs` (which also places the drops of the learning rate);
 - *branch*: from the end of a trunk the plain finish (`booster` none), or cycles (`cycles`, `cycle_epochs`,
   `lr_high`, `explore_rate`, `schedule`, `criteria`; the booster `swa` does not explore). A branch with fewer
   cycles is the beginning of one with more (`ticket-count-extended`);
@@ -28,8 +28,8 @@ that are not the same share work in three places:
 
 **A file of `paper/`**, or of `own/` for what is not in the paper, is one experiment. Its tables have
 `shared` fields, `columns` (groups of fields; a list stands for each of its values in turn) and `rows`: the
-fields of a row, then its numbers as printed, one for each column. Percentages are so in the files, and
-fractions in `Number`; `MEASURES` knows which they are.
+fields of a row, then its numbers as printed, one for each column. Percentages are percentages in the files,
+and fractions in `Number`; `MEASURES` knows which they are.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ VARIATIONS = (
 
 @dataclass(frozen=True)
 class Measure:
-    """What a cell shows: `of` what (see the module), and whether the paper prints a percentage."""
+    """What a cell shows, what it is read off (`of`, see the module), and if the paper prints per cent."""
 
     summary: str
     of: str = "network"
@@ -120,7 +120,7 @@ class Cell:
     printed: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse names that there are not."""
+        """Refuse unknown names."""
         known: dict[str, Iterable[str]] = {"data": DATA, "model": MODELS, "method": METHODS}
         for name, names in {**known, "booster": BOOSTERS, "measure": MEASURES}.items():
             choice(name, getattr(self, name), names)
@@ -155,7 +155,7 @@ class Cell:
         return {key: value for key, value in flat.items() if value is not None and key not in left_out}
 
     def texts(self) -> dict[str, str]:
-        """The same as a filter names it."""
+        """The same, with values written as in a filter."""
         return {key: _text(value) for key, value in self.as_dict().items()}
 
 
@@ -184,7 +184,7 @@ class Experiment:
 
     @property
     def summary(self) -> str:
-        """For `suptickets list experiments`."""
+        """The line for `suptickets list experiments`."""
         return f"{self.place}: {self.title}"
 
     def cells(self, where: str = "") -> tuple[Cell, ...]:

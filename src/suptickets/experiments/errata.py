@@ -60,6 +60,6 @@ ERRATA = {
 
 
 def erratum(name: str) -> str:
-    """What is wrong in the paper about an experiment, and where more of it is told."""
+    """What is wrong in the paper about an experiment, and where to read more."""
     anchor, text = ERRATA[name]
     return f"{text} See docs/errata.md#{anchor}."

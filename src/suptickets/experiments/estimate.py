@@ -39,13 +39,13 @@ class Network:
     samples: int
 
     def steps(self, batch_size: int) -> int:
-        """Of an epoch."""
+        """The number of steps in an epoch."""
         return steps(self.samples, batch_size)
 
 
 @lru_cache
 def network(data: str, model: str, heads: int = 1) -> Network:
-    """The paper's model for the paper's data, or TreeNet with so many heads; nothing is loaded."""
+    """The paper's model for the paper's data, or TreeNet with so many heads; no data are loaded."""
     samples, classes, _ = SIZES[data]
     size = MODELS[model].size
     with torch.random.fork_rng():
@@ -56,7 +56,7 @@ def network(data: str, model: str, heads: int = 1) -> Network:
 
 
 def task_flops(task: Task) -> float:
-    """Of a trunk, and of what its branches add; teachers add a forward pass each."""
+    """FLOPs of a trunk, and of what its branches add; teachers add a forward pass each."""
     model = task.model
     trunk = 0.0 if task.trunk is None else run_flops(task.trunk, model)
     branches = 0.0
@@ -69,16 +69,16 @@ def task_flops(task: Task) -> float:
 
 @cache
 def run_flops(run: Settings, model: str) -> float:
-    """Of a whole run of the paper's model, whatever stands in for it; members of one share a batch."""
+    """FLOPs of a whole run of the paper's model, whatever stands in for it; members share a batch."""
     net = network(run.data, model, run.members if run.booster == "tree-net" else 1)
     spent = price.run_flops(run, net.forward, net.shapes, net.steps(run.batch_size), net.samples)
     return spent.sparse * ((1 - run.sparsity) if run.method == "small-dense" else 1.0)
 
 
 def seconds_per_epoch(records: Sequence[Mapping[str, Any]], hardware: str) -> dict[str, tuple[float, str]]:
-    """By model, and what it is based on: the median of the store's results on this hardware, if it has some.
+    """Seconds by model, and their basis: the median of the store's results on this hardware, if it has some.
 
-    Runs that shared the hardware took so much of it each.
+    The time of runs that shared the hardware is divided by how many they were.
     """
     known: dict[str, list[float]] = {}
     for record in records:
@@ -108,7 +108,7 @@ def cost(
 
 
 def tree(tasks: Sequence[Task]) -> Tree:
-    """The plan, to look at; seeds that have the same tree are one."""
+    """The plan, to look at; seeds that have the same tree are shown as one."""
     same: dict[str, list[int]] = {}
     for task in tasks:
         same.setdefault(_shape(task), []).append(task.seed)
@@ -124,7 +124,7 @@ def tree(tasks: Sequence[Task]) -> Tree:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    """How many, which if they are not the first, and how often where several experiments train the same."""
+    """How many seeds, which if they are not the first, and how often if experiments repeat them."""
     once = sorted(set(seeds))
     first = once == list(range(1, len(once) + 1))
     which = "" if first else f" ({', '.join(map(str, once))})"
@@ -147,7 +147,7 @@ def _shape(task: Task) -> str:
 
 
 def _name(run: Settings) -> str:
-    """What is trained; the distribution where it is not the default."""
+    """What is trained, with the distribution if it is not the default."""
     name = f"{run.data} {run.model} {run.method} {run.sparsity:g}"
     return (
         name if run.distribution == default_settings(run.data).distribution else f"{name} {run.distribution}"
@@ -155,7 +155,7 @@ def _name(run: Settings) -> str:
 
 
 def _pruned(run: Settings, first: Settings) -> str:
-    """The sparsity of what is pruned when it forks."""
+    """The sparsity of a run that is pruned when it forks."""
     return "" if run.sparsity == first.sparsity else f" at {run.sparsity:g}"
 
 
@@ -167,7 +167,7 @@ def _cycles(run: Settings) -> str:
 
 
 def _otherwise(run: Settings) -> list[str]:
-    """How it explores, and how its tickets are combined, where it is not the default."""
+    """How a run explores, and how its tickets are combined, where that is not the default."""
     default = default_settings(run.data, run.booster)
     changed = [n for n in ("explore_rate", *AVERAGING) if getattr(run, n) != getattr(default, n)]
     return [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in changed]

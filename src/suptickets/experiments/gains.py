@@ -1,9 +1,9 @@
 """Whether Sup-tickets helps: every cell of a store with it and without, the two runs of a seed as a pair.
 
-All pairs of the paper's recipe count, whichever experiment they were trained for, those of one network
-together: what a network that hardly learns gains is no part of another's mean. Three tests are told: the
-permutation test of the mean difference, Wilcoxon's, which no single run decides, and the t-test of the seeds'
-means, which takes nothing but the seeds to be independent.
+All pairs of the paper's recipe count, whichever experiment they were trained for. Means are those of one
+network, so that the gain of a network that hardly learns is no part of another's mean. Three tests are
+reported: the permutation test of the mean difference, Wilcoxon's, which no single run decides, and the t-test
+of the seeds' means, which assumes only that the seeds are independent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from suptickets.training.folder import SCORES
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
-GAINS = "gains"  # what a report calls it
+GAINS = "gains"  # its name in a report
 TITLE = "Does Sup-tickets help?"
 ABOUT = "All cells with and without it, paired by seed; not in the paper."
 NAMED = ("data", "model", "method", "sparsity")
-FEWEST = 6  # pairs of which the permutation test can give less than 0.05
+FEWEST = 6  # the fewest pairs for which the permutation test can give less than 0.05
 BOTH = ("none", "sup-tickets")
 TEXT = (
     "Differences are those with Sup-tickets minus those without: of accuracy more is better, else less. "
@@ -52,12 +52,12 @@ class Pair(NamedTuple):
     boosted: Mapping[str, Any]
 
     def difference(self, name: str) -> float:
-        """With minus without."""
+        """The difference in a measure, with Sup-tickets minus without."""
         return float(self.boosted[name]) - float(self.plain[name])
 
 
 def pairs(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Pair]:
-    """All that results of one mode hold, cell by cell."""
+    """All pairs among the results of one mode, cell by cell."""
     results, found = Results(records, mode), []
     cells = {named(one["cell"]) for one in records if _boosted(one, mode)}
     for cell in sorted(cells, key=lambda cell: (*cell[:3], -cell[3])):
@@ -69,13 +69,13 @@ def pairs(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[Pair]:
 
 
 def over_start(found: Iterable[Pair]) -> list[Pair]:
-    """The same networks with Sup-tickets, each beside the network that its cycles began with."""
+    """The same networks with Sup-tickets, each paired with the network that its cycles began with."""
     started = [(pair, pair.boosted.get("start") or {}) for pair in found]
     return [pair._replace(plain=start) for pair, start in started if _measured(start)]
 
 
 def _readings(cell: tuple[str, str, str, float]) -> list[Reading]:
-    """Without and with."""
+    """The readings of a cell, without Sup-tickets and with."""
     settings = dict(zip(NAMED, cell, strict=True))
     return [Reading.of({**settings, "booster": booster}) for booster in BOTH]
 
@@ -99,15 +99,15 @@ class Gain:
 
     Attributes:
         pairs: how many there are.
-        better: of them, with Sup-tickets.
+        better: how many of them are better with Sup-tickets.
         cells: how many there are.
-        cells_better: of them, in the mean over their seeds.
-        mean: difference, with minus without.
-        deviation: of the differences.
+        cells_better: how many of them are better in the mean over their seeds.
+        mean: the mean difference, with minus without.
+        deviation: the deviation of the differences.
         permutation: p-value of the mean difference; None below two pairs.
         wilcoxon: p-value of the signed ranks.
-        t: p-value of the mean differences of the seeds, by the t-test; None if all cells
-            have fewer than two in common.
+        t: p-value of the mean differences of the seeds, by the t-test; None if the cells
+            have fewer than two seeds in common.
     """
 
     pairs: int
@@ -122,7 +122,7 @@ class Gain:
 
 
 def gain(found: Sequence[Pair], name: str) -> Gain:
-    """Of one measure; there must be a pair."""
+    """The gain in one measure; there must be a pair."""
     sign, differences = measure(name).better, [pair.difference(name) for pair in found]
     of_cells = [mean(pair.difference(name) for pair in own) for own in by_cell(found).values()]
     tested = len(found) > 1
@@ -141,7 +141,7 @@ def gain(found: Sequence[Pair], name: str) -> Gain:
 
 
 def _over_seeds(found: Iterable[Pair], name: str) -> float | None:
-    """Of the seeds that all cells have, if these are two or more: their means."""
+    """The t-test's p-value of the means of the seeds that all cells have; None for fewer than two."""
     cells = [{pair.seed: pair for pair in own} for own in by_cell(found).values()]
     seeds = set[int]().union(*cells).intersection(*cells)
     if len(seeds) < 2:
@@ -152,7 +152,7 @@ def _over_seeds(found: Iterable[Pair], name: str) -> float | None:
 
 
 def _sides(found: Sequence[Pair]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The measures of all without, and of all with."""
+    """The measures of all runs without Sup-tickets, and of all with it."""
     return [pair.plain for pair in found], [pair.boosted for pair in found]
 
 
@@ -183,7 +183,7 @@ def gains_page(
 
 
 def _made(found: Iterable[Pair], records: Iterable[Mapping[str, Any]], mode: Mode) -> list[Mapping[str, Any]]:
-    """The results that the pairs are of."""
+    """The results that the pairs are made of."""
     used = {_line(one.key, pair.seed) for pair in found for one in _readings(pair.cell)}
     own = [record for record in records if mode_of(record) == mode]
     return [record for record in own if _line(record["cell"], record["seed"]) in used]
@@ -194,7 +194,7 @@ def _line(key: Mapping[str, Any], seed: int) -> str:
 
 
 def _by(name: str, found: Iterable[Pair]) -> dict[str, list[Pair]]:
-    """The pairs of each value of a part of the cell's name."""
+    """The pairs by a part of their cell's name, the most frequent value first."""
     parts: dict[str, list[Pair]] = {}
     for pair in found:
         parts.setdefault(str(pair.cell[NAMED.index(name)]), []).append(pair)
@@ -222,7 +222,7 @@ def _headline(found: Sequence[Pair]) -> tuple[Number, ...]:
 
 
 def _accuracy(own: Sequence[Pair]) -> tuple[str, str]:
-    """The mean difference; of few pairs, which no test can tell from chance, the least and the largest."""
+    """The mean difference; of pairs too few for a test to tell from chance, the least and the largest."""
     show, one = measure("accuracy").change, gain(own, "accuracy")
     if len(own) >= FEWEST:
         return show(one.mean), f"on average, p = {measure('p_value').bare(one.permutation)}"
@@ -233,7 +233,7 @@ def _accuracy(own: Sequence[Pair]) -> tuple[str, str]:
 
 
 def _tests(name: str, title: str, found: Sequence[Pair]) -> Table:
-    """All pairs; and those of each data set and method, where there are several."""
+    """The tests of all pairs, and of those of each data set and method, if there are several."""
     header = ["Measure", "Of", "Pairs", "Better", "Cells", "Cells better"]
     header += ["Mean difference", "Permutation p", "Wilcoxon p", "t of seeds p"]
     parts = [("all", found)]
@@ -273,7 +273,7 @@ def _cell(cell: tuple[str, str, str, float], own: Sequence[Pair]) -> list[Cell]:
 
 
 def _change(name: str, difference: float) -> str:
-    """In the unit of the column."""
+    """A difference as text, in the unit of the column."""
     return measure(name).change(difference).removesuffix(f"{NO_BREAK}points")
 
 

@@ -1,4 +1,4 @@
-"""From results to numbers: what a cell of the paper's tables is in ours, and what it took."""
+"""From results to numbers: our number for a cell of the paper's tables, and the time that it took."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _row(cell: Cell, found: Ours | None) -> dict[str, Any]:
 
 
 def ours(cell: Cell, results: Results, seeds: int | None = None) -> Ours | None:
-    """Mean, deviation and number of our runs; of the first so many seeds if told."""
+    """Mean, deviation and number of our runs; of the first `seeds` seeds, if given."""
     if cell.of == "model":
         value = about_model(cell)
         return None if value is None else Ours(value, None, 0)
@@ -84,7 +84,7 @@ def _p_value(with_booster: Mapping[int, Any], without: Mapping[int, Any]) -> Our
 
 
 def _together(cell: Cell, results: Results, found: Mapping[int, Any]) -> Ours | None:
-    """Of as many seeds, from the first, as were compared."""
+    """The number for the networks of several seeds: as many, from the first, as were compared."""
     for count in range(len(found), 1, -1):
         measures = results.find(together_key(readings(cell)[0], range(1, count + 1)), 0)
         value = None if measures is None else measured(cell, measures)
@@ -93,13 +93,13 @@ def _together(cell: Cell, results: Results, found: Mapping[int, Any]) -> Ours | 
     return None
 
 
-# ---- what they took ----
+# ---- the time that they took ----
 
 
 def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
     """Seconds of all runs that these results were read off, added up: each run once, and each trunk once.
 
-    The time of a branch has that of its trunk in it, which is taken to be as its share of the epochs. It is
+    The time of a branch includes that of its trunk, which is estimated by its share of the epochs. It is
     assumed that two revisions have not shared a trunk.
     """
     runs: dict[str, tuple[Mapping[str, Any], float]] = {}
@@ -114,7 +114,7 @@ def spent(records: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def _shared(one: Mapping[str, Any], seconds: float, trunks: dict[tuple[Settings, str], list[float]]) -> float:
-    """The part of a run that its trunk took, which is noted there."""
+    """The seconds of a run that its trunk took, which are noted in `trunks`."""
     try:
         run = build(one.get("settings") or {})
     except (SparsityError, TypeError):  # settings of another version

@@ -1,8 +1,8 @@
 """From cells to runs: trunks, the branches that fork from them, and what is read off their tickets.
 
-A `Reading` is all that decides a cell's number but the seed; cells that show different measures of one thing
-share it. A `Task` is one trunk with everything that grows from it, for one seed: what a process takes at a
-time. In a `Mode` with `separate` every reading is a run of its own instead, as in the paper.
+A `Reading` is all that decides a cell's number, except the seed; cells that show different measures of one
+thing share it. A `Task` is one trunk with everything that grows from it, for one seed: what a process does at
+a time. In a `Mode` with `separate` every reading is a run of its own instead, as in the paper.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from suptickets.training.build import drop_epochs, method
 from suptickets.training.settings import Settings, resolve
 
 KEY = ("data", "model", "method", "sparsity", "booster", *VARIATIONS)
-AVERAGING = ("rule", "beta", "batch_norm")  # what only combines tickets
-CYCLES = ("cycles", "cycle_epochs", "lr_high", "explore_rate", "schedule", "criteria")  # what makes them
-IN_CYCLES = ("lr_low", "explore_at", "prune", "prune_when")  # these too; no cell varies them
+AVERAGING = ("rule", "beta", "batch_norm")  # settings that only combine tickets
+CYCLES = ("cycles", "cycle_epochs", "lr_high", "explore_rate", "schedule", "criteria")  # those that make them
+IN_CYCLES = ("lr_low", "explore_at", "prune", "prune_when")  # these make them too, but no cell varies them
 LATER = ("explore_rate",)  # added after results were stored: part of a key only where it is not the default
 
-FIXED = ("seed", "recipe", "milestones", "milestones_of", "keep_tickets", "teachers", "data_dir")  # by us
+FIXED = ("seed", "recipe", "milestones", "milestones_of", "keep_tickets", "teachers", "data_dir")  # set here
 
 TOGETHER = "dense-ensemble"  # the booster of cells about the networks of all seeds
 
@@ -35,7 +35,7 @@ class Mode:
     """How cells are computed; results of different modes never stand in one table.
 
     Attributes:
-        scale: the length of the training, of the paper's; below 1 it is a trial.
+        scale: the length of the training, as a share of the paper's; below 1 it is a trial.
         separate: every reading is a run of its own.
         changes: settings other than the paper's, for all runs: a trial too.
         unsaid: settings that change no result, for all runs: such as `workers`.
@@ -47,7 +47,7 @@ class Mode:
     unsaid: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse what cannot be computed."""
         if isinstance(self.scale, bool) or not 0 < self.scale <= 1:
             raise SparsityError(f"--scale must be above 0 and at most 1, not {self.scale}")
         for name, _ in self.changes:
@@ -63,28 +63,28 @@ class Mode:
 
     @property
     def trial(self) -> bool:
-        """Whether the results are not the paper's setting."""
+        """Whether the setting is not the paper's."""
         return self.scale != 1 or bool(self.changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The mode as plain values, for JSON."""
         return {"scale": self.scale, "separate": self.separate, "changes": dict(self.changes)}
 
     def __str__(self) -> str:
-        """In words."""
+        """The mode in words."""
         changed = "".join(f", {name} {value}" for name, value in self.changes)
         return f"{'separate' if self.separate else 'forked'} at scale {self.scale:g}{changed}"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a number is read off: the paper's settings for any seed, those without effect at their default."""
+    """What a number is read off: the paper's settings, for any seed; those without effect are the default."""
 
     settings: Settings
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Reading:
-        """Of a cell's settings."""
+        """The reading for a cell's settings."""
         full, default = resolve(settings), default_settings(settings["data"])
         forgotten: tuple[str, ...] = ()
         if full.booster in ("none", "tree-net", "batch-ensemble"):
@@ -102,7 +102,7 @@ class Reading:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What tells it from others, for the store: a new setting of the library does not change it."""
+        """What identifies the reading in the store: a new setting of the library does not change it."""
         values, default = self.settings.as_dict(), default_settings(self.settings.data, self.settings.booster)
         return {n: values[n] for n in KEY if n not in LATER or values[n] != getattr(default, n)}
 
@@ -115,7 +115,7 @@ class Branch:
         settings: of the run, with its seed.
         readings: what is wanted of it.
         fork: whether it begins at the end of the task's trunk.
-        teacher: the branch whose tickets teach it.
+        teacher: the settings of the branch whose tickets teach it.
     """
 
     settings: Settings
@@ -133,12 +133,12 @@ class Task:
 
     @property
     def seed(self) -> int:
-        """The same for all its runs."""
+        """The seed, which is the same for all its runs."""
         return self.branches[0].settings.seed
 
     @property
     def model(self) -> str:
-        """The paper's, whatever stands in for it."""
+        """The paper's model, whatever stands in for it."""
         return next(reading.settings.model for branch in self.branches for reading in branch.readings)
 
     @property
@@ -150,19 +150,19 @@ class Task:
 
     @property
     def epochs(self) -> int:
-        """That are trained."""
+        """The number of epochs that are trained."""
         return sum(epochs for _, epochs in self.runs)
 
 
 def _epochs(branch: Branch) -> int:
-    """Without teachers at hand, distillation trains them first."""
+    """The epochs of a branch: without teachers at hand, distillation trains them first."""
     twice = branch.settings.booster == "distillation" and branch.teacher is None
     return branch.settings.epochs * (1 + twice)
 
 
 @cache
 def readings(cell: Cell) -> tuple[Reading, ...]:
-    """What a cell needs: nothing if it is about the model alone; for a test, the baseline too."""
+    """The readings that a cell needs: none if it is about the model alone; for a test, the baseline too."""
     if cell.of == "model":
         return ()
     own = Reading.of(cell.settings())
@@ -204,7 +204,7 @@ def plan(wanted: Iterable[tuple[int, Reading]], mode: Mode) -> list[Task]:
 
 
 class _Tree:
-    """What grows from one trunk: branches that differ in the number of cycles alone are one, the longest."""
+    """What grows from one trunk: of branches that differ only in the number of cycles, the longest stays."""
 
     def __init__(self) -> None:
         self.runs: dict[Settings, list[Settings]] = {}
@@ -222,7 +222,7 @@ class _Tree:
         self.students.append((_any_length(teacher), run, reading))
 
     def branches(self) -> tuple[Branch, ...]:
-        """The forks, then those that they teach."""
+        """The forks, then the runs that they teach."""
         longest = {key: max(runs, key=lambda run: run.epochs) for key, runs in self.runs.items()}
         grown = [Branch(run, tuple(self.readings[key]), fork=True) for key, run in longest.items()]
         taught = [Branch(run, (reading,), teacher=longest[key]) for key, run, reading in self.students]
@@ -230,7 +230,7 @@ class _Tree:
 
 
 def _any_length(run: Settings) -> Settings:
-    """The same for runs of which one is the beginning of the other."""
+    """Settings that are the same for two runs if one is the beginning of the other."""
     if run.booster != "sup-tickets" or run.criteria:
         return run
     return replace(run, cycles=1, epochs=start_of(run) + math.ceil(run.cycle_epochs))
@@ -238,7 +238,7 @@ def _any_length(run: Settings) -> Settings:
 
 @cache
 def default_settings(data: str, booster: str = "sup-tickets") -> Settings:
-    """What the recipe for these data, and the booster, say."""
+    """The settings that the recipe for these data and the booster give."""
     return resolve({"data": data, "booster": booster})
 
 
@@ -248,17 +248,17 @@ def _teacher(student: Reading) -> Reading:
 
 
 def forks(run: Settings) -> bool:
-    """Whether a run can begin at the end of a trunk: others shape their whole training."""
+    """Whether a run can begin at the end of a trunk: other boosters shape the whole training."""
     return run.booster in ("none", "sup-tickets", "swa")
 
 
 def pruned_at_fork(run: Settings) -> bool:
-    """Whether the last step of the normal phase prunes: so it is with SWA of a dense network."""
+    """Whether the last step of the normal phase prunes, as in SWA of a dense network."""
     return run.booster == "swa" and run.method == "dense"
 
 
 def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
-    """The run that a reading is read off; forked, all that only combine its tickets are read off one."""
+    """The run that a reading is read off; if forked, all ways to combine its tickets are read off one run."""
     run = _scaled(reading.settings, mode.scale)
     if not mode.separate and run.booster == "none":
         run = replace(run, milestones=_shares(drops(run), run.epochs), milestones_of="training")
@@ -272,8 +272,8 @@ def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
 def trunk_of(run: Settings) -> Settings:
     """The normal phase of a run, as a run of its own: it ends where the cycles begin, or would begin.
 
-    What is pruned there, to whatever sparsity, grows from one trunk that never prunes. It is not that of the
-    dense network: all connections live in both, but they are stored, and on a GPU updated, otherwise.
+    Runs that are pruned there, to whatever sparsity, grow from one trunk that never prunes. It is not that of
+    the dense network: all connections live in both, but they are stored, and on a GPU updated, differently.
     """
     default, epochs = default_settings(run.data), start_of(run)
     forgotten = (*CYCLES, *AVERAGING, *IN_CYCLES, "keep_tickets")
@@ -296,7 +296,7 @@ def drops(run: Settings) -> list[int]:
 
 
 def _shares(drops: Sequence[int], epochs: int) -> tuple[float, ...]:
-    """Fractions of so many epochs that give these drops, rounded down."""
+    """Fractions of so many epochs that give these drops when they are rounded down."""
     shares = (drop / epochs for drop in drops)
     return tuple(
         s if int(s * epochs) == d else math.nextafter(s, 2) for s, d in zip(shares, drops, strict=True)
@@ -304,7 +304,7 @@ def _shares(drops: Sequence[int], epochs: int) -> tuple[float, ...]:
 
 
 def too_short(run: Settings, steps: int) -> bool:
-    """Whether epochs of so many steps leave a cycle without two, or no time to reach the sparsity."""
+    """Whether epochs of so many steps leave a cycle fewer than two, or no time to reach the sparsity."""
     if run.cyclic and epochs_to_steps(run.cycle_epochs, steps) < 2:
         return True
     try:
@@ -315,7 +315,7 @@ def too_short(run: Settings, steps: int) -> bool:
 
 
 def _scaled(settings: Settings, scale: float) -> Settings:
-    """A shorter training with as many cycles; a cycle has one epoch at least, the rest before it two."""
+    """A shorter training with as many cycles, of one epoch at least, after two epochs at least."""
     if scale == 1:
         return settings
     cycle = max(round(settings.cycle_epochs * scale), 1)

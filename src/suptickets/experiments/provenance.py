@@ -19,11 +19,11 @@ from suptickets.training.processes import connect
 from suptickets.training.result import hardware, versions
 
 PACKAGE = Path(__file__).parent.parent
-TOLD = "SUPTICKETS_REVISION"  # the variable that says it where git cannot
+TOLD = "SUPTICKETS_REVISION"  # the variable that states the revision where git cannot
 
 
 def provenance(device: str) -> dict[str, Any]:
-    """Of a result that is made now, on this device."""
+    """The provenance of a result that is made now, on this device."""
     return {
         "versions": versions(),
         "hardware": hardware(connect(device).device),
@@ -36,13 +36,13 @@ def provenance(device: str) -> dict[str, Any]:
 def revision() -> str:
     """The git revision of the library, `-dirty` if its own files differ from it.
 
-    Where there is no git, or the library is no checkout, `SUPTICKETS_REVISION` tells; else it is `unknown`.
+    Without git, or if the library is no checkout, it is what `SUPTICKETS_REVISION` says, or else `unknown`.
     """
     return _from_git() or _told() or "unknown"
 
 
 def _from_git() -> str | None:
-    """Results that are written into the same checkout make it no other library."""
+    """The revision as git knows it; results that are written into the same checkout do not make it dirty."""
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")
         head, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
@@ -64,7 +64,7 @@ def _told() -> str | None:
 
 
 def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out: str | Path) -> str:
-    """What was run, or runs again, to be copied: wherever the data are, in however many processes."""
+    """The command that makes results (again), to be copied; the place of the data and the jobs are open."""
     options = {"--cells": cells, "--seeds": seeds, "--scale": None if mode.scale == 1 else f"{mode.scale:g}"}
     given = [str(part) for pair in options.items() if pair[1] for part in pair]
     given += ["--separate"] * mode.separate

@@ -54,7 +54,7 @@ def reproduce(
     out: str | Path = "results",
     changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Compute tables and figures of the paper; what the store in `out` has is not computed again.
+    """Compute tables and figures of the paper; results that the store in `out` has are not computed again.
 
     Args:
         names: of experiments, see `suptickets list experiments`.
@@ -71,7 +71,7 @@ def reproduce(
 
     Returns:
         `experiment`, `mode`, and `cells`: settings, measure, the paper's number and ours (mean, sd, runs) of
-        each; what a reader must know, and what is missing, failed or damaged. Of a dry run the cost.
+        each; what a reader must know, and what is missing, failed or damaged. For a dry run, the cost.
     """
     names = list(dict.fromkeys(names))
     chosen = select([cell for name in names for cell in experiment(name).table], cells)
@@ -105,9 +105,9 @@ def reproduce(
 
 
 def _mode(scale: float, separate: bool, changes: Mapping[str, Any], cells: Iterable[Cell]) -> Mode:
-    """How cells are computed; a change after which all runs are the same is none."""
+    """How cells are computed; a change that leaves all runs the same does not count."""
     usual = Mode(scale, separate)
-    Mode(scale, separate, tuple(changes.items()))  # whether they can be changed, before what to
+    Mode(scale, separate, tuple(changes.items()))  # refuses what cannot be changed, before values are checked
     changed = build({**resolve({}).as_dict(), **changes})
     if "model" in changes:
         check_model(changed.model)
@@ -123,12 +123,12 @@ def _mode(scale: float, separate: bool, changes: Mapping[str, Any], cells: Itera
 
 
 def _tasks(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode) -> list[Task]:
-    """The plan for what is not in the store."""
+    """The plan for results that are not in the store."""
     return plan([pair for pair in wanted(cells, seeds) if pair not in results], mode)
 
 
 def _counted(cells: Sequence[Cell], seeds: int | None, results: Results, mode: Mode) -> list[Task]:
-    """The plan to show: separate as in the paper, which ran each experiment on its own."""
+    """The plan to show; if separate, each experiment is counted on its own, as the paper ran it."""
     once = _tasks(cells, seeds, results, mode)
     if not mode.separate:
         return once
@@ -146,7 +146,7 @@ def _counted(cells: Sequence[Cell], seeds: int | None, results: Results, mode: M
 
 
 def _data(tasks: Iterable[Task], data_dir: str | None) -> tuple[dict[str, str], dict[str, int]]:
-    """Data that are needed and not there, and why; steps of an epoch of those that are."""
+    """Data that are needed and not there, with the reason; and the steps of an epoch of those that are."""
     runs = {branch.settings.data: branch.settings for task in tasks for branch in task.branches}
     missing, steps = {}, {}
     for name, run in runs.items():
@@ -158,7 +158,7 @@ def _data(tasks: Iterable[Task], data_dir: str | None) -> tuple[dict[str, str], 
 
 
 def _refuse(cells: Iterable[Cell], missing: Mapping[str, str]) -> None:
-    """Say what is missing; refuse if no cell is left without it."""
+    """Say which data are missing; refuse if no cell can be trained without them."""
     *told, last = [*missing.values()] or [""]
     for line in told:
         print_plain(line)
@@ -185,14 +185,14 @@ def _check_scale(tasks: Iterable[Task], mode: Mode, steps: Mapping[str, int]) ->
 
 
 def _tell_revision(mode: Mode, tasks: Sequence[Task]) -> None:
-    """Results for others to believe come from a revision that they can look at."""
+    """Say so if results will not name a revision that others can look at, as they must to be believed."""
     if tasks and not mode.trial and not re.fullmatch("[0-9a-f]{40}", revision()):
         todo = "commit first" if revision().endswith("-dirty") else f"set {TOLD}"
         print_plain(f"results will name the revision {revision()}: {todo}")
 
 
 def _tell_stored(asked: Iterable[tuple[int, Reading]], results: Results, store: Store) -> None:
-    """What is taken from the store instead of being computed."""
+    """Say how many results are taken from the store instead of being computed."""
     there = [pair in results for pair in asked]
     if any(there):
         print_plain(f"{sum(there)} of {len(there)} results are in {store.folder} already (--out: elsewhere)")
@@ -201,7 +201,7 @@ def _tell_stored(asked: Iterable[tuple[int, Reading]], results: Results, store: 
 def _together(
     cells: Sequence[Cell], seeds: int | None, store: Store, mode: Mode
 ) -> list[tuple[Reading, tuple[int, ...]]]:
-    """The readings of several seeds at once, whose runs are all there."""
+    """The readings of several seeds at once, with these seeds, if all their runs are there."""
     results, pairs = Results(store.read(), mode), {}
     for cell in (cell for cell in cells if cell.booster == TOGETHER):
         reading, count = readings(cell)[0], seeds_of(cell, seeds)
@@ -211,7 +211,7 @@ def _together(
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
-    """For a person: every cell in a row, or what a dry run found."""
+    """Print every cell in a row, or what a dry run found."""
     if "cells" not in result:
         return console.print(_costs(result), highlight=False, soft_wrap=True)
     shown = Table(box=None, pad_edge=False)

@@ -35,7 +35,7 @@ from suptickets.report.figures import schedule
 from suptickets.report.runs import setting_name
 from suptickets.training.progress import print_plain
 
-# What is bold in the paper, where that is not the best of those that differ in the booster.
+# What is bold in the paper, where that is not the best of the cells that differ in the booster.
 MARKS = {
     "granet-vs-dense": better_than(method="dense"),
     "swa": best_among("booster", "method"),
@@ -52,7 +52,7 @@ DRAWN = "Nothing is trained for this: suptickets report STORE --experiment NAME 
 SEPARATE = "Separate: every cell has runs of its own, as in the paper."
 LEAST = 4  # seeds a side, below which a p-value says nothing
 FEW = f"A p-value needs {LEAST} seeds a side: from three against three the test gives none below 0.1."
-MAIN = ("vgg16", "resnet50", "wrn28-10", "imagenet")  # whose runs other experiments share
+MAIN = ("vgg16", "resnet50", "wrn28-10", "imagenet")  # main tables, whose runs other experiments share
 
 
 def page(
@@ -65,8 +65,8 @@ def page(
 ) -> Page:
     """The page of an experiment, from the results of one mode.
 
-    Curves come from runs that `store` still has. What pages of main tables `beside` this one show of their
-    runs it does not show again, unless there are others on the same data.
+    Curves come from runs that `store` still has. Runs that pages of main tables `beside` this one show are
+    not shown again, unless this experiment has others with the same data and model.
     """
     own, results = experiment(name), Results(records, mode)
     cells = [(cell, ours(cell, results)) for cell in own.cells(where)]
@@ -94,7 +94,7 @@ def _too_few(cell: Cell, found: Ours | None) -> bool:
 
 
 def _own(used: Sequence[Mapping[str, Any]], tables: Iterable[str]) -> list[Mapping[str, Any]]:
-    """All on data and models of which some are in none of these tables."""
+    """All results with data and model of which at least one result is in none of these tables."""
     known = _keys_of(tables)
     places = {_place(one) for one in used if _key(one["cell"]) not in known}
     return [one for one in used if _place(one) in places]
@@ -124,14 +124,14 @@ def _used(cells: Iterable[Cell], records: Sequence[Mapping[str, Any]], mode: Mod
 
 
 def _keys(cell: Cell) -> list[str]:
-    """Of what a cell needs; networks of several seeds together are a result of their own."""
+    """The keys of what a cell needs; networks of several seeds together are a result of their own."""
     own = [reading.key for reading in readings(cell)]
     together = [{**key, "booster": TOGETHER} for key in own if cell.booster == TOGETHER]
     return [_key(key) for key in [*own, *together]]
 
 
 def _key(cell: Mapping[str, Any]) -> str:
-    """Whichever seeds are together."""
+    """The key of a result, as text; it leaves out which seeds are together."""
     return json.dumps({key: value for key, value in cell.items() if key != "seeds"}, sort_keys=True)
 
 
@@ -152,11 +152,11 @@ def write_pages(
         store: the folder of the results.
         names: of experiments, or `gains`: whether Sup-tickets helps, over all of them.
         out: the folder for `NAME.html`, `NAME.tex` or `NAME.md` (its plots in `plots/NAME-PLOT.svg` there),
-            by default the store; or the file of one experiment, and a file `....md` takes all. Plots by
-            themselves are in a folder `NAME` each, by default in the store's `plots`.
+            by default the store; or the file of one experiment, and a file `....md` takes all. Plots alone go
+            into a folder `NAME` for each experiment, by default in the store's `plots`.
         format: as for `write_report`.
-        scale: of the results that are meant.
-        separate: whether those are meant that are not forked.
+        scale: that of the results that are meant.
+        separate: whether separate or forked results are meant.
     """
     choice("format", format, FORMATS)
     for name in names:
@@ -194,7 +194,7 @@ def _trained(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
 
 
 def _write_markdown(pages: Mapping[str, Page], out: Path) -> list[Path]:
-    """One file of all, or a file for each; then their plots."""
+    """Write one file of all pages, or a file for each; gives these, then their plots."""
     if out.suffix == ".md" and not out.is_dir():
         return write_book(pages, out)
     written = [write_book({name: one}, out / f"{name}.md") for name, one in pages.items()]
@@ -202,7 +202,7 @@ def _write_markdown(pages: Mapping[str, Page], out: Path) -> list[Path]:
 
 
 def _write_files(pages: Mapping[str, Page], out: Path, format: str) -> list[Path]:
-    """A file for each, or the one that was asked for."""
+    """Write a file for each page, or the one that was asked for."""
     file = out.suffix == f".{format}" and not out.is_dir()
     if file and len(pages) > 1:
         raise SparsityError(f"{out} is one file for {len(pages)} pages: give a folder, or one --experiment")
@@ -211,7 +211,7 @@ def _write_files(pages: Mapping[str, Page], out: Path, format: str) -> list[Path
 
 
 def _write_plots(pages: Mapping[str, Page], out: Path, format: str) -> list[Path]:
-    """A folder for each experiment; says which."""
+    """Write the plots of each experiment into a folder, and say into which."""
     written = []
     for name, one in pages.items():
         files = write_page(one, out / name, format=format)
@@ -221,7 +221,7 @@ def _write_plots(pages: Mapping[str, Page], out: Path, format: str) -> list[Path
 
 
 def _chosen(store: Store, scale: float | None, separate: bool | None) -> list[dict[str, Any]]:
-    """The results that are meant; where there are none of these, says which there are."""
+    """The results that are meant; if there are none, the error says which there are."""
     records = store.read()
     left = [r for r in records if scale in (None, r["scale"]) and separate in (None, r["separate"])]
     if records and not left:
@@ -229,12 +229,12 @@ def _chosen(store: Store, scale: float | None, separate: bool | None) -> list[di
         asked += "" if scale is None else f" at scale {scale:g}"
         found = "; ".join(sorted({str(mode_of(record)) for record in records}))
         raise SparsityError(f"there are no results yet{asked}: those in {store.folder} are {found}")
-    # Other settings than the paper's come in only by themselves.
+    # Results of other settings than the paper's are used only if there are no others.
     return [r for r in left if not r["changes"]] or left
 
 
 def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
-    """Those that say something: not if all that they have is of a main table, and they need more."""
+    """The experiments that say something: not if they need more than main tables, and have no more."""
     results, main = Results(records, mode), _keys_of(MAIN)
     found = []
     for name, own in EXPERIMENTS.items():
@@ -248,7 +248,7 @@ def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]
 
 
 def trains(cells: Iterable[Cell]) -> bool:
-    """Whether these need a run at all."""
+    """Whether any of these cells needs a run."""
     return any(readings(cell) for cell in cells)
 
 
@@ -262,13 +262,13 @@ def notes(mode: Mode, cells: Iterable[Cell]) -> list[str]:
 
 
 def _page_notes(mode: Mode, cells: Iterable[Cell]) -> list[Note]:
-    """The same on a page, where errata are links."""
+    """The same notes for a page, where errata are links."""
     linked = {erratum(name): Note(text, f"errata.md#{anchor}") for name, (anchor, text) in ERRATA.items()}
     return [linked.get(text, Note(text)) for text in notes(mode, cells)]
 
 
 def _made(mode: Mode) -> list[str]:
-    """How results were made."""
+    """How results of a mode were made, in words."""
     trial = f"A trial ({mode}): its numbers are not comparable with the paper's."
     model = dict(mode.changes).get("model")
     other = f"All runs are of the model {model}, whichever is named."
@@ -277,7 +277,7 @@ def _made(mode: Mode) -> list[str]:
 
 
 def _commands(name: str, mode: Mode, where: str, done: Iterable[Cell], results: Results) -> list[str]:
-    """What computes these cells anew, up to the last of their seeds, and trains nothing else."""
+    """The commands that compute these cells anew, up to the last of their seeds, and nothing else."""
     every = experiment(name).table
     if not trains(every):
         return [f"suptickets report STORE --experiment {name}"]
@@ -296,7 +296,7 @@ def _seeds(cell: Cell, results: Results) -> set[int]:
 
 
 def _filters(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = SPLIT) -> list[str]:
-    """The narrowest filter that leaves these cells, or several, where one would leave others too."""
+    """The narrowest filter that leaves these cells, or several filters if one would leave others too."""
     where = _filter(done, cells)
     needed = {reading for cell in done for reading in readings(cell)}
     more = any(not needed.issuperset(readings(cell)) for cell in select(cells, where))
@@ -308,7 +308,7 @@ def _filters(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = 
 
 
 def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
-    """What these cells have, and not all have."""
+    """A filter by what these cells have, and not all have."""
     known, every = [cell.texts() for cell in done], [cell.texts() for cell in cells]
     terms = []
     for key in KEY:
@@ -319,7 +319,7 @@ def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
 
 
 def _shown(cell: Cell, found: Ours | None, mode: Mode, own: Experiment) -> CellResult:
-    """As the report takes it: what the experiment varies in words."""
+    """A cell as the report takes it, with what the experiment varies in words."""
     what = {key: value for key, value in cell.as_dict().items() if key not in UNSHOWN}
     if cell.ticket is None and any(other.ticket for other in own.table):
         what["ticket"] = SUPERPOSED

@@ -1,6 +1,6 @@
 """The runner: work goes to processes here or to Slurm, through submitit, some at a time.
 
-Local processes end with their runner: it holds a lock that they look at.
+Local processes end with their runner: it holds a lock that they watch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ EXECUTORS = ("local", "slurm", "debug")  # debug: in this process, one after the
 LONGEST = 7 * 24 * 60  # minutes of a job; on Slurm SBATCH_TIMELIMIT says otherwise
 POLL = 0.2  # seconds between two looks at the jobs
 TELL = 30.0  # seconds between two looks at the store
-ATTEMPTS = 3  # of a task whose process died without a word
+ATTEMPTS = 3  # at a job whose process dies without a word
 
 
 class Runner:
-    """Works through jobs, so many at a time: by default three on a GPU, and one elsewhere."""
+    """Works through jobs, so many at a time: by default three if local on a GPU, and one elsewhere."""
 
     def __init__(self, out: str | Path, executor: str = "local", jobs: int | None = None) -> None:
         """Nothing is written before `run`."""
@@ -47,7 +47,7 @@ class Runner:
         self.attempts: dict[str, int] = {}
 
     def run(self, works: Sequence[Job]) -> None:
-        """To the end, however often it begins; `failed` tells what could not be done."""
+        """Do all jobs, some of them in several attempts; `failed` tells which could not be done."""
         if not works:
             return
         waiting, running = self._sorted(works), dict[int, tuple[Job, Any]]()
@@ -64,7 +64,7 @@ class Runner:
             raise Interrupted("stopped: the same command goes on")
 
     def _sorted(self, works: Sequence[Job]) -> list[Job]:
-        """What several processes share ends sooner if the longest comes first."""
+        """Jobs that have begun come first; then, with several processes, the longest, to end sooner."""
         return sorted(works, key=lambda work: work.order[: 1 + (self.jobs > 1)])
 
     def _turn(self, executor: Any, waiting: list[Job], running: dict[int, tuple[Job, Any]]) -> None:
@@ -75,7 +75,7 @@ class Runner:
         time.sleep(0 if done else POLL)
 
     def _submit(self, executor: Any, waiting: list[Job], running: dict[int, tuple[Job, Any]]) -> None:
-        """Give work to the free slots; what another runner does is left waiting."""
+        """Give jobs to the free slots; those that another runner does are left waiting."""
         for work in list(waiting):
             free = next((slot for slot in range(self.jobs) if slot not in running), None)
             if free is None:
@@ -97,7 +97,7 @@ class Runner:
             return executor.submit(replace(work, runner=str(self.alive)))
 
     def _finished(self, work: Job, job: Any, *, left: int) -> list[Job]:
-        """What is to be tried again."""
+        """Tell the outcome of a job; gives what is to be tried again."""
         try:
             outcome = str(job.result())
         except Exception:
@@ -114,7 +114,7 @@ class Runner:
         return [work] if outcome in ("busy", "died") else []
 
     def _leave(self, jobs: Sequence[Any]) -> None:
-        """End what still runs: local processes have seen that the runner is gone."""
+        """Cancel the jobs that still run; local ones see that the runner is gone, and get the time to end."""
         if self.kind == "slurm":
             for job in jobs:
                 job.cancel(check=False)
@@ -126,7 +126,7 @@ class Runner:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """Hold the lock that says so."""
+        """Hold the lock that says that this runner is alive."""
         try:
             with held(self.alive):
                 yield
@@ -143,14 +143,14 @@ class Runner:
             raise SparsityError("there is no Slurm here (no srun): use --executor local")
         self._make()
         folder = self.out / "runs" / "jobs"
-        local = self.kind == "local"  # whose own parameters AutoExecutor does not know
+        local = self.kind == "local"  # AutoExecutor does not know its parameters
         executor: Any = submitit.LocalExecutor(folder) if local else submitit.AutoExecutor(folder, self.kind)
         executor.update_parameters(timeout_min=LONGEST)
         with self._sharing():
             yield executor
 
     def _make(self) -> None:
-        """The folder, whose runs are not for git."""
+        """Make the folder of the results; its runs are ignored by git."""
         ignored = self.out / ".gitignore"
         try:
             (self.out / "runs").mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ class Runner:
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
-        """Several local processes share a GPU by NVIDIA's MPS, and the threads of the CPU evenly."""
+        """Let several local processes share a GPU by NVIDIA's MPS, and the threads of the CPU evenly."""
         if self.kind != "local" or self.jobs == 1:
             yield
             return
@@ -179,7 +179,7 @@ class Runner:
 
 
 class Told:
-    """Says now and then how many of the results are there, if there are more."""
+    """Says now and then how many of the results are there, if there are more than before."""
 
     def __init__(self, works: Sequence[Job]) -> None:
         """Look at the store for the first time."""
@@ -191,7 +191,7 @@ class Told:
         return sum(work.missing(results) for work in self.works)
 
     def tell(self) -> None:
-        """When it is time to."""
+        """Look at the store when it is time to, and say how many results there are, if there are new ones."""
         if time.monotonic() - self.looked < TELL:
             return
         before, self.left, self.looked = self.left, self._missing(), time.monotonic()
@@ -201,7 +201,7 @@ class Told:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """What is started here does not hear Ctrl-C: submitit's controller would kill who writes a checkpoint."""
+    """Start processes that ignore Ctrl-C: submitit's controller would kill a job that writes a checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -227,7 +227,7 @@ def visible_gpus() -> list[int]:
 
 
 def _submitted(executor: Any, work: Job) -> Any:
-    """By Slurm, if it takes the job."""
+    """Submit a job; refuses if Slurm does not take it."""
     from submitit.core.utils import FailedJobError
 
     try:

@@ -1,9 +1,9 @@
 """The store of results: JSON lines in a folder, one for each finished reading of each seed.
 
 There is a file for each data set and model. Lines are only ever added, under a lock that the kernel releases
-when a process dies, and brought to the disk: several writers are safe, and two stores are merged by joining
-their files. A line that cannot be read is skipped and told, never removed; a line that was cut off does not
-spoil the next one.
+when a process dies, and flushed to the disk: several writers are safe, and two stores are merged by joining
+their files. A line that cannot be read is skipped and reported, never removed; a line that was cut off does
+not spoil the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from suptickets.training.progress import print_plain
 
 Kind = type | tuple[type, ...]
 NUMBER = (int, float)
-# What the parts of a line are, those of the cell, and those of the measures, if they are there.
+# Types of the parts of a line and of its cell; then of other parts and of measures, which may be missing.
 LINE: dict[str, Kind] = {"cell": dict, "seed": int, "scale": NUMBER, "separate": bool, "changes": dict}
 CELL: dict[str, Kind] = {"data": str, "model": str, "method": str, "sparsity": NUMBER, "booster": str}
 OTHERS: dict[str, Kind] = {"settings": dict, "seconds": NUMBER}
@@ -46,11 +46,11 @@ class Store:
         """All results; `damaged` tells which lines could not be read."""
         self.damaged = []
         files = sorted(self.folder.glob("*.jsonl")) if self.folder.is_dir() else []
-        metrics = RunFolder(self.folder).metrics  # of a run, which is no store
+        metrics = RunFolder(self.folder).metrics  # the folder may be a run, which is no store
         return [record for file in files if file != metrics for record in self._read(file)]
 
     def read_aloud(self) -> list[dict[str, Any]]:
-        """All results; says which lines could not be read."""
+        """All results; prints which lines could not be read."""
         records = self.read()
         for line in self.damaged:
             print_plain(f"{line} is damaged: skipped, and left as it is")
@@ -80,7 +80,7 @@ class Store:
 
 
 def _append(file: int, text: bytes) -> None:
-    """After a line that was cut off comes a new one."""
+    """Append a line and flush it to the disk; after a line that was cut off, begin a new one."""
     size = os.fstat(file).st_size
     whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
     append(file, text if whole else b"\n" + text)
@@ -103,7 +103,7 @@ def _record(line: str) -> dict[str, Any] | None:
 
 
 def _sound(record: Mapping[str, Any]) -> bool:
-    """Whether all within a line has the form that it is written in."""
+    """Whether everything in a line has the form in which it is written."""
     measures = _there(record["measures"])
     if isinstance(record["seed"], bool) or not 0 < record["scale"] <= 1:
         return False
@@ -117,14 +117,14 @@ def _sound(record: Mapping[str, Any]) -> bool:
 
 
 def _is(value: Any, form: Mapping[str, Kind], *, part: bool = False) -> bool:
-    """Whether it is a mapping with these, or a part of them."""
+    """Whether a value is a mapping of this form: with all of its names, or with a `part` of them."""
     if not isinstance(value, dict) or not (part or value.keys() >= form.keys()):
         return False
     return all(isinstance(value[name], kind) for name, kind in form.items() if name in value)
 
 
 def _there(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null."""
+    """The mapping without the values that are null."""
     return {name: one for name, one in value.items() if one is not None}
 
 
@@ -144,11 +144,11 @@ class Results:
         return self.find(reading.key, seed) is not None
 
     def find(self, key: Mapping[str, Any], seed: int) -> Mapping[str, Any] | None:
-        """The measures of a key and a seed, if there are."""
+        """The measures of a key and a seed, if there are any."""
         return self.records.get(_text(key), {}).get(seed)
 
     def measures(self, reading: Reading) -> dict[int, Mapping[str, Any]]:
-        """By seed, from the first."""
+        """The measures of a reading by seed, from the first."""
         return dict(sorted(self.records.get(_text(reading.key), {}).items()))
 
 
@@ -176,7 +176,7 @@ def _text(key: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[bool]:
-    """Hold a lock, if nobody else does; the kernel releases it when this process ends, however it ends."""
+    """Hold a lock if nobody else does; yields whether. The kernel releases it however this process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         yield locked(file.fileno())

@@ -1,8 +1,8 @@
 """What a process does at a time: grow a trunk with its branches, or compare the networks of several seeds.
 
-What is done is known from the store alone. Work is done under a lock, so that two runners on one store never
-do the same; the kernel releases it when a process dies, however and wherever. A process that its runner has
-left behind writes a checkpoint and ends; the next one goes on from there.
+The store alone tells what is done. Work is done under a lock, so that two runners on one store never do the
+same; the kernel releases it when a process dies, however and wherever. A process whose runner is gone writes
+a checkpoint and ends; the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from suptickets.training.stop import Interrupted, asked_to_stop
 from suptickets.training.train import default_folder, train
 
 LOOK = 0.25  # seconds between two looks at the runner
-GRACE = 5.0  # seconds to write a checkpoint in, when it is gone
+GRACE = 5.0  # seconds to write a checkpoint in, when the runner is gone
 
 Pause = Callable[[], None]  # raises `Interrupted` if the process was asked to stop
 
 
 @dataclass(frozen=True)
 class Job:
-    """Something to do once, where runs and results go, and the command that asked; called in a process.
+    """Something to do once, where its runs and results go, and the command that asked; a process calls it.
 
     Attributes:
-        jobs: how many share the machine.
+        jobs: how many jobs share the machine.
         runner: a lock that the runner holds while it lives.
     """
 
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """What has begun comes first, then what takes longest."""
+        """The key that jobs are sorted by: what has begun comes first, then what takes longest."""
         raise NotImplementedError
 
     def missing(self, results: Results) -> int:
@@ -73,7 +73,7 @@ class Job:
         raise NotImplementedError
 
     def left(self) -> bool:
-        """Whether something of it is not in the store yet."""
+        """Whether one of its results is not in the store yet."""
         return self.missing(self.results()) > 0
 
     def do(self, pause: Pause) -> None:
@@ -82,21 +82,21 @@ class Job:
 
     @property
     def lock(self) -> Path:
-        """Who holds it does the job."""
+        """The lock whose holder does the job."""
         return self.place / f"{self.name}.lock"
 
     @property
     def place(self) -> Path:
-        """Where the runs are: those of their own apart from forks."""
+        """The folder of the runs; separate runs and forks have one each."""
         return Path(self.out) / "runs" / ("separate" if self.mode.separate else "forked")
 
     def __call__(self) -> str:
-        """Do it; says `done`, `busy`, `stopped`, or what went wrong in one line."""
+        """Do the job; returns `done`, `busy`, `stopped`, or what went wrong in one line."""
         with bound_to(self.runner), read_once(), asked_to_stop() as stop, held(self.lock) as mine:
             if not mine:
                 return "busy"
             try:
-                revision()  # of what is loaded now
+                revision()  # remembers that of the code that is loaded now
                 self.do(lambda: _pause(stop))
             except Interrupted:
                 return "stopped"
@@ -112,11 +112,11 @@ class Job:
         return DelayedSubmission(self)
 
     def results(self) -> Results:
-        """What there is."""
+        """The results that the store has, of this mode."""
         return Results(Store(self.out).read(), self.mode)
 
     def folder(self, settings: Settings) -> RunFolder:
-        """Of a run: by its settings, wherever the data are."""
+        """The folder of a run: named by its settings, wherever the data are."""
         return RunFolder(self.place / default_folder(settings).name)
 
     def add(self, cell: dict[str, Any], seed: int, settings: Settings, measures: dict[str, Any]) -> None:
@@ -147,17 +147,17 @@ class Grow(Job):
 
     @property
     def name(self) -> str:
-        """Of the trunk, or of the run."""
+        """The name of the trunk or, without one, of the run."""
         return default_folder(self.task.trunk or self.task.branches[0].settings).name
 
     @property
     def order(self) -> tuple[bool, float]:
-        """By the length of the training."""
+        """What has begun, then by the length of the training."""
         begun = any(self.folder(run).checkpoint.exists() for run, _ in self.task.runs)
         return not begun, -self.task.epochs * SECONDS[self.task.model]
 
     def missing(self, results: Results) -> int:
-        """Readings."""
+        """How many readings are not there yet."""
         return sum(len(branch.readings) for branch in self._left(results))
 
     def _left(self, results: Results) -> list[Branch]:
@@ -168,7 +168,7 @@ class Grow(Job):
         return [replace(b, readings=r) for b, r in missing.items() if r or b.settings in teachers]
 
     def do(self, pause: Pause) -> None:
-        """One branch after the other; one that fails does not stop the others."""
+        """Train one branch after the other; one that fails does not stop the others."""
         failed: list[Exception] = []
         for branch in self._left(self.results()):
             try:
@@ -181,7 +181,7 @@ class Grow(Job):
             raise failed[0]
 
     def _branch(self, branch: Branch, pause: Pause) -> None:
-        """Each reading is stored as soon as it is there."""
+        """Train a branch, and store each of its readings as soon as it is there."""
         pause()
         settings, folder = self._placed(branch), self.folder(branch.settings)
         _forget_damaged(folder)
@@ -195,7 +195,7 @@ class Grow(Job):
             self.add(reading.key, settings.seed, settings, finished.read(reading))
 
     def _trunk(self, settings: Settings) -> RunFolder:
-        """Train it, if it is not there; somebody may have removed its checkpoint."""
+        """The folder of the trunk, which is trained if it is not there, or if its checkpoint was removed."""
         folder = self.folder(settings)
         _forget_damaged(folder)
         done = folder.load_summary() is not None
@@ -204,7 +204,7 @@ class Grow(Job):
         return folder
 
     def _placed(self, branch: Branch) -> Settings:
-        """With the places of data and teachers; the latter as --out is given: it may move with its runs."""
+        """The settings with the places of data and teachers; the latter as --out is given, which may move."""
         settings = located(branch.settings, self.data_dir)
         if branch.teacher is None:
             return settings
@@ -214,19 +214,19 @@ class Grow(Job):
 
 @dataclass(frozen=True)
 class Compare(Job):
-    """The networks of several seeds together; their runs are done."""
+    """Evaluate the networks of several seeds together; their runs are done."""
 
     reading: Reading
     seeds: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """Of the first run."""
+        """A name made of that of the first run."""
         return f"together-{default_folder(self._run(self.seeds[0])).name}"
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Any."""
+        """The same for all: any order will do."""
         return False, 0.0
 
     def _run(self, seed: int) -> Settings:
@@ -238,11 +238,11 @@ class Compare(Job):
         return together_key(self.reading, self.seeds)
 
     def missing(self, results: Results) -> int:
-        """One, or none."""
+        """1 if the result is not there yet, or 0."""
         return int(results.find(self.key, 0) is None)
 
     def do(self, pause: Pause) -> None:
-        """Evaluate them."""
+        """Evaluate the networks."""
         runs = [self._run(seed) for seed in self.seeds]
         folders = [self.folder(run) for run in runs]
         gone = [str(folder.path) for folder in folders if not folder.ticket.exists()]
@@ -268,7 +268,7 @@ def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
 
 
 def _pruned(state: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """The trunk's last state after what its last step would have set off in this run: it is pruned."""
+    """The trunk's last state, pruned as its last step would have done it in this run."""
     trainer = Trainer(settings, data_of(settings), connect(settings.device))
     trainer.load_state_dict(state)
     trainer.network.method.update(trainer.network, trainer.network.step)
@@ -280,7 +280,7 @@ def _begun(folder: RunFolder) -> bool:
 
 
 def _forget_damaged(folder: RunFolder) -> None:
-    """A checkpoint that was cut off on its way from another machine is no reason to stop."""
+    """Remove a damaged checkpoint: one that was cut off when it was copied is no reason to stop."""
     try:
         folder.load_checkpoint()
     except SparsityError:
@@ -313,7 +313,7 @@ def bound_to(runner: str | None) -> Iterator[None]:
 
 
 def _watch(runner: Path, over: Event) -> None:
-    """Ask for a checkpoint again and again, then leave: a process that compiles or loads does not hear it."""
+    """When the runner is gone, ask for a checkpoint; leave if it takes too long, as when code is compiled."""
     while not over.is_set() and not _gone(runner):
         over.wait(LOOK)
     until = time.monotonic() + GRACE

@@ -16,7 +16,7 @@ from suptickets.report.runs import INCIDENTAL, Run, grouped, setting, varying
 def again(
     runs: Sequence[Run], commands: Sequence[str] = (), results: Sequence[Mapping[str, Any]] = ()
 ) -> Section:
-    """The commands that are given, or that of each run; `results` of a store tell by which they were made."""
+    """The commands that are given, or that of each run; `results` of a store tell what they were made by."""
     commands = [plain(line) for line in commands] or [*dict.fromkeys(_command(run) for run in runs)]
     machines = [line for line in dict.fromkeys(_machine(run.summary) for run in runs) if line]
     listings = [
@@ -36,7 +36,7 @@ def _made(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _command(run: Run) -> str:
-    """As it was given; for a run that does not tell, from its settings."""
+    """The command of a run, as it was given; for a run that does not tell, one with its settings."""
     config = shlex.quote(plain(run.path / "config.json"))
     return plain(run.summary.get("command") or f"suptickets train --config {config} --out again")
 
@@ -52,7 +52,7 @@ def _machine(made: Mapping[str, Any]) -> str:
 
 
 def time_spent(seconds: float | None, results: Sequence[Mapping[str, Any]]) -> Numbers:
-    """With the hardware: hours say nothing without it."""
+    """The time of all runs, with the hardware: hours say nothing without it."""
     machines = dict.fromkeys(plain(one["hardware"]) for one in results if one.get("hardware"))
     where = f", on {' and '.join(machines)}" if machines else ""
     jobs = max((number(one.get("jobs")) or 1 for one in results), default=1)
@@ -62,7 +62,7 @@ def time_spent(seconds: float | None, results: Sequence[Mapping[str, Any]]) -> N
 
 
 def _settings(runs: Sequence[Run]) -> list[Table]:
-    """What all share, and what they differ in."""
+    """The settings that all runs share, and those in which they differ."""
     configs = [run.config for run in runs]
     differing = varying(configs)
     shared = [key for key in configs[0] if key not in differing and (len(runs) == 1 or key not in INCIDENTAL)]

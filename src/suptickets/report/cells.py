@@ -11,12 +11,12 @@ from typing import NamedTuple, TypeAlias
 from suptickets.report.measures import Measure, measure, plain
 from suptickets.report.runs import method_name, sparsity_name
 
-SUPERPOSED = "superposed"  # as a ticket's number: what became of all tickets
+SUPERPOSED = "superposed"  # in place of a ticket's number: all tickets together
 Setting: TypeAlias = str | int | float | bool | None
 
 
 class Paper(NamedTuple):
-    """What the paper prints, of so many runs; fractions are fractions, not percentages."""
+    """What the paper prints, for so many runs; percentages are given as fractions."""
 
     mean: float
     deviation: float | None = None
@@ -25,7 +25,7 @@ class Paper(NamedTuple):
 
 
 class Ours(NamedTuple):
-    """What so many runs gave."""
+    """Our result, of so many runs."""
 
     mean: float
     sd: float | None = None
@@ -36,7 +36,7 @@ class Ours(NamedTuple):
 class CellResult:
     """One number of a table or figure; `variation` names what the experiment varies beyond the settings.
 
-    That of a trial is not `comparable`: there is no difference to the paper's.
+    The number of a trial is not `comparable`: its difference to the paper's is not told.
     """
 
     settings: Mapping[str, Setting]
@@ -52,25 +52,25 @@ class CellResult:
         return measure(self.measure)
 
     def sound(self) -> CellResult:
-        """Without a result of ours that cannot be one, whatever a store holds."""
+        """The cell, without our result if it is impossible: a store may hold anything."""
         known = () if self.ours is None else (self.ours.mean, self.ours.sd or 0.0)
         return self if all(map(self.kind.possible, known)) else replace(self, ours=None)
 
     def mean(self, side: str) -> float | None:
-        """Of `paper` or `ours`."""
+        """The mean of one side, `paper` or `ours`."""
         known = self.paper if side == "paper" else self.ours
         return None if known is None else known.mean
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's, if they are of the same setting."""
+        """Our mean minus the paper's, if they are of the same setting."""
         if self.paper is None or self.ours is None or not self.comparable:
             return None
         return self.ours.mean - self.paper.mean
 
     @property
     def deviations(self) -> float | None:
-        """The difference in units of the joint deviation; none where a deviation is not known."""
+        """The difference in units of the joint deviation; None if a deviation is not known."""
         if self.difference is None or self.paper is None or self.ours is None:
             return None
         if self.paper.deviation is None or self.ours.sd is None:
@@ -80,7 +80,7 @@ class CellResult:
 
     @property
     def welch(self) -> float | None:
-        """The p-value of the difference, by Welch's test; none where a deviation is not known."""
+        """The p-value of the difference, by Welch's test; None if a deviation is not known."""
         if self.deviations is None or self.paper is None or self.ours is None or self.paper.runs < 2:
             return None
         from scipy import stats  # type: ignore[import-untyped]  # slow to import
@@ -88,12 +88,12 @@ class CellResult:
         return float(stats.ttest_ind_from_stats(*self.ours, *self.paper[:3], equal_var=False).pvalue)
 
     def column(self, *, level: bool = True) -> tuple[str, ...]:
-        """Where the paper's tables put it: data, sparsity (`level`) and measure make a column."""
+        """The column that it has in the paper's tables: data, sparsity (if `level`) and measure."""
         sparsity = sparsity_name(self.settings) if level else ""
         return plain(self.settings.get("data", "")), sparsity, self.kind.header
 
     def row(self) -> tuple[str, ...]:
-        """All else but the model: method and booster, other settings, the variation."""
+        """The row that it has there: all else but the model (method, booster, other settings, variation)."""
         placed = {"data", "sparsity", "model", "method", "booster"}
         method = method_name(self.settings) if "method" in self.settings else ""
         others = (
@@ -126,7 +126,7 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Mark:
-    """What is set in bold: for the cells and a side (paper or ours), the marks; and that in words."""
+    """What is set in bold: `of` gives the marks for the cells and a side (paper or ours), `text` says why."""
 
     of: Callable[[Sequence[CellResult], str], Marks]
     text: str
@@ -135,7 +135,7 @@ class Mark:
 def best_among(*rivals: str) -> Mark:
     """The best of the cells that differ in the variation and these settings alone; ties win together.
 
-    Ours compete where they are means of as many seeds.
+    Our numbers compete only if they are means of equally many seeds.
     """
 
     def marks(cells: Sequence[CellResult], side: str) -> Marks:

@@ -35,9 +35,9 @@ DOTS = 300  # per inch, in a PNG
 TIPS = 120  # at most so many points of a line have a tooltip
 DASHES = (0, (3, 1.6))
 GAP = 14  # pixels between two names of lines
-AROUND = 70  # pixels of a plot of rows that are not rows
-CAPTION, LINE = 68, 14  # letters of a line beneath a plot, and its pixels
-HALO = 3  # pixels around words, so that no line crosses them; on a page it is that of its style
+AROUND = 70  # pixels of a plot of rows that the rows do not take
+CAPTION, LINE = 68, 14  # letters in a line beneath a plot, and its height in pixels
+HALO = 3  # pixels around words, so that no line crosses them; on a page, its style sets it
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "suptickets",
@@ -145,12 +145,12 @@ class Chart:
     def bar(
         self, x: float, low: float, high: float, width: float, colour: Colour, tip: str, alpha: float = 1
     ) -> None:
-        """An upright bar, `x` its middle."""
+        """An upright bar, with its middle at `x`."""
         (drawn,) = self.axes.bar(x, high - low, width, low, color=colour.light, alpha=alpha, linewidth=0)
         drawn.set_gid(self._tip([tip]))
 
     def row(self, y: float, left: float, right: float, tip: str) -> None:
-        """A row, one high, that is not seen but has a tooltip."""
+        """An invisible row, one high, that has a tooltip."""
         (drawn,) = self.axes.barh(y, right - left, 1, left, color=INK.light, alpha=0)
         drawn.set_gid(self._tip([tip]))
 
@@ -183,7 +183,7 @@ class Chart:
     def cycles(self, borders: Sequence[float], *, stretch: bool = True) -> None:
         """The phase of the cycles, shaded, with the number of each ticket above the end of its cycle.
 
-        It is a tenth of a run and all that matters: the axis gives it a third.
+        The cycles are a tenth of a run and all that matters: the axis gives them a third.
         """
         self.crowned, start, end = True, borders[0], borders[-1]
         if stretch and narrow(borders):
@@ -199,18 +199,18 @@ class Chart:
     # ---- axes ----
 
     def axis_names(self, y: str = "", x: str = "") -> None:
-        """The vertical axis has its name above it, where it need not be turned."""
+        """Name the axes; the vertical one has its name above it, where it need not be turned."""
         self.axes.set_title(y)
         self.axes.set_xlabel(x, loc="right")
 
     def epochs(self, last: float, first: float = 0) -> None:
-        """The horizontal axis, by default from the start."""
+        """Let the horizontal axis show epochs, by default from the start."""
         self.axes.set_xlim(first, last)
         if self.axes.get_xscale() == "linear":
             self.axes.locator_params(axis="x", integer=True, nbins=5)
 
     def percent(self, axis: str = "y") -> None:
-        """Fractions are shown as percentages; ticks beyond them, which a margin brings, have no name."""
+        """Show fractions as percentages; ticks beyond 0 and 100 %, which a margin brings, have no name."""
 
         def name(value: float, _: object) -> str:
             return f"{round(value * 100, 6):g} %" if -1e-9 <= value <= 1 + 1e-9 else ""
@@ -219,13 +219,13 @@ class Chart:
         which.set_major_formatter(name)
 
     def logarithmic(self) -> None:
-        """The vertical axis, with plain numbers."""
+        """Make the vertical axis logarithmic, with plain numbers."""
         self.axes.set_yscale("log")
         self.axes.yaxis.set_major_formatter("{x:g}")
         self.axes.yaxis.set_minor_formatter("")
 
     def rows(self, names: Sequence[str]) -> None:
-        """Rows from the top down, named at the left; the grid turns, and the plot grows with long names."""
+        """Name rows at the left, from the top down; the grid turns, and the plot grows with long names."""
         shown = told_apart(names)
         lines = max((1 + name.count("\n") for name in shown), default=1)
         self.height = max(self.height, AROUND + len(names) * (GAP * lines + 4))
@@ -253,7 +253,7 @@ class Chart:
             self.word(name, 1, y, colour, va="center", fontsize=11.5, **aside)
 
     def save(self, path: Path, kind: str, title: str, text: str = "") -> None:
-        """As a file for a paper, with a title, what its marks mean, and the same bytes each time."""
+        """Write a file for a paper, with a title and what its marks mean; always with the same bytes."""
         for points in self.hidden:
             points.set_visible(False)
         if text:
@@ -269,19 +269,19 @@ class Chart:
         self.figure.savefig(path, format=kind, dpi=DOTS, facecolor="white", metadata={"Title": title})
 
     def _caption(self, text: str) -> None:
-        """Beneath the axes, which keep their size."""
+        """Write a text beneath the axes, which keep their size."""
         lines = textwrap.wrap(text, CAPTION)
         self.figure.set_figheight(self.figure.get_figheight() + LINE * len(lines) / 72)
         self.figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=10, color=MUTED.light)
 
     def _save_svg(self, path: Path, title: str) -> None:
-        """Words with a halo are still text."""
+        """Write an SVG in which words have a halo and are still text."""
         text, halo = io.StringIO(), f"text{{paint-order:stroke;stroke:white;stroke-width:{HALO}px}}"
         self.figure.savefig(text, format="svg", facecolor="white", metadata={"Title": title, "Date": None})
         path.write_text(text.getvalue().replace("</style>", f"{halo}</style>", 1), encoding="utf-8")
 
     def inline(self, plot: Plot) -> str:
-        """As a part of a page, which need not say twice what is shown."""
+        """The plot as a part of a page, which need not say twice what is shown."""
         if plot.title.startswith(self.axes.get_title("left")):
             self.axes.set_title("")
         self._lay_out()
@@ -290,7 +290,7 @@ class Chart:
         return inline(text.getvalue(), plot.name, self.tips)
 
     def _lay_out(self) -> None:
-        """Once: a figure with a layout of its own is drawn twice. Then fewer ticks, until no names touch."""
+        """Lay out once (a figure's own layout would draw it twice), then drop ticks until no names touch."""
         ConstrainedLayoutEngine().execute(self.figure)
         for most in range(8, 0, -1):
             if not isinstance(self.axes.xaxis.get_major_locator(), MaxNLocator) or not self._crowded():
@@ -316,7 +316,7 @@ class Chart:
 def drawn(plot: Plot) -> Iterator[Chart]:
     """The plot, in our style alone, whatever the user's matplotlib looks like.
 
-    Letters that the font lacks are no reason to talk.
+    Warnings, as of letters that the font lacks, are suppressed.
     """
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -329,12 +329,12 @@ def drawn(plot: Plot) -> Iterator[Chart]:
 
 
 def shortened(text: str, width: int = 26) -> str:
-    """At most two lines of a name."""
+    """A name in at most two lines."""
     return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
 
 
 def told_apart(names: Sequence[str], width: int = 26) -> list[str]:
-    """All of them shortened; those that would be the same, without the words that they begin with."""
+    """All names shortened; those that would look the same lose the words that they all begin with."""
     alike: dict[str, set[str]] = {}
     for name in names:
         alike.setdefault(shortened(name, width), set()).add(name)

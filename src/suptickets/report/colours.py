@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Colour(NamedTuple):
-    """One colour: plots are drawn in the light one; on a page it becomes the variable `--name`."""
+    """One colour: plots are drawn in its light form; on a page it becomes the variable `--name`."""
 
     name: str
     light: str

@@ -22,7 +22,7 @@ from suptickets.training.settings import PREDICTION_ENSEMBLES
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart, Point
 
-TIPS = 180  # along all lines of a plot
+TIPS = 180  # tooltips along all lines of a plot
 RATE, LOSS = Measure("Learning rate", 5), Measure("Loss")
 
 
@@ -37,11 +37,11 @@ class Line:
 
     @property
     def seen(self) -> bool:
-        """Whether there is more of it than a point."""
+        """Whether it has more than one point."""
         return len(averaged(self.curves)[0]) > 1
 
     def draw(self, chart: Chart, measure: Measure, tips: int) -> None:
-        """With a tooltip for each epoch, or for so many."""
+        """Draw the line, with a tooltip for each epoch, or for at most `tips` of them."""
         x, y, deviation = averaged(self.curves)
 
         def tip(epoch: float, value: float) -> str:
@@ -67,7 +67,7 @@ class Lines:
         return [point for line in self.lines for curve in line.curves for point in curve]
 
     def plot(self, borders: Sequence[float], marked: Sequence[tuple[Group, Look]]) -> Plot:
-        """With the cycles shaded, and the tickets marked."""
+        """The plot of these lines, with the cycles shaded and the tickets marked."""
 
         def draw(chart: Chart) -> None:
             chart.axis_names(self.title, "epoch")
@@ -110,7 +110,7 @@ def averaged(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[fl
 
 
 def curve_plots(groups: Sequence[Group]) -> list[Plot]:
-    """All of them that the runs have numbers for."""
+    """All plots for which the runs have numbers."""
     borders = common_cycles([run for one in groups for run in one.runs])
     found = _one_setting(groups[0]) if len(groups) == 1 else _several_settings(groups)
     marked = list(zip(groups, looks(groups), strict=True))
@@ -118,7 +118,7 @@ def curve_plots(groups: Sequence[Group]) -> list[Plot]:
 
 
 def _one_setting(group: Group) -> list[Lines]:
-    """Training and test in one plot."""
+    """The lines of one setting: training and test in one plot."""
 
     def line(name: str, colour: Colour, key: str) -> Line:
         return Line(name, colour, [run.curve(key) for run in group.runs])
@@ -161,7 +161,7 @@ def _several_settings(groups: Sequence[Group]) -> list[Lines]:
 
 
 def _tested(run: Run, key: str) -> Curve:
-    """As it was evaluated in training; else before the cycles and after each of them."""
+    """Test scores as evaluated during training, or else before the cycles and after each of them."""
     curve = run.curve(f"test_{key}")
     if len(curve) > 1 or not run.tickets:
         return curve
@@ -171,13 +171,13 @@ def _tested(run: Run, key: str) -> Curve:
 
 
 def _moving(lines: list[Line]) -> list[Line]:
-    """Nothing, if no line moves: a sparsity that stays needs no plot."""
+    """The lines, or nothing if none of them moves: a sparsity that stays needs no plot."""
     values = [{round(y, 3) for _, y in curve} for line in lines for curve in line.curves]
     return lines if any(len(each) > 1 for each in values) else []
 
 
 def _mark_tickets(chart: Chart, one: Group, colour: Colour, lines: Lines, *, several: bool) -> None:
-    """The network before the cycles (hollow), the tickets, and the superposed one (a diamond)."""
+    """Mark the network before the cycles (hollow), the tickets, and the superposed one (a diamond)."""
     cycles, key, single = common_cycles(one.runs), lines.score, not several and len(one.runs) == 1
     label, size = (f"{one.label}: ", 5.0) if several else ("", 7.0)
 

@@ -41,7 +41,7 @@ class Table:
     notes: str = ""
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers: it is aligned and sorted so."""
+        """Whether a column holds numbers, and is aligned and sorted as such."""
         return any(row[column].value is not None for row in self.rows)
 
 
@@ -58,7 +58,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that stands for itself."""
+    """A number that is shown by itself."""
 
     label: str
     text: str
@@ -81,7 +81,7 @@ class Note:
     more: str = ""
 
     def __str__(self) -> str:
-        """Without a link."""
+        """The sentence without a link, and where to read more."""
         where = f" See docs/{self.more} in the sources of suptickets." if self.more else ""
         return self.text + where
 
@@ -127,6 +127,6 @@ class Page:
         return [block for block in self.blocks() if isinstance(block, Plot)]
 
     def unfolded(self) -> list[Plot]:
-        """Those that are seen at once."""
+        """The plots that are seen at once, in sections that are not folded."""
         shown = (section for section in self.sections if not section.folded)
         return [block for section in shown for block in section.blocks if isinstance(block, Plot)]

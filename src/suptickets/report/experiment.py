@@ -48,7 +48,7 @@ def experiment_page(
         mark: which numbers are bold; by default the best of those that differ in booster and variation alone.
         notes: what the reader must know: a trial's scale, forks or separate runs, errata of the paper.
         commands: what computes all this again; by default those of the runs.
-        results: of a store, which ours came from: their versions, hardware and revision are told.
+        results: those of a store that ours came from; their versions, hardware and revision are told.
         seconds: what all runs took, added up.
     """
     cells, chosen = [cell.sound() for cell in cells], mark or best_among("booster")
@@ -113,9 +113,9 @@ def _boosted(cells: Sequence[CellResult], mark: Mark, side: str) -> str:
 
 
 def _grids(cells: Sequence[CellResult], mark: Mark) -> list[Table]:
-    """As in the paper: a table for each model that has numbers, with data and sparsity as columns.
+    """The tables as in the paper: one for each model that has numbers, with data and sparsity as columns.
 
-    One without a number of ours is folded, beside others.
+    A table without a number of ours is folded if others have one.
     """
     bold = {side: mark.of(cells, side).winners for side in ("ours", "paper")}
     models, level = dict[Setting, Rows](), not _one_level(cells)
@@ -144,7 +144,7 @@ def _one_level(cells: Sequence[CellResult]) -> bool:
 
 def _grid(n: int, model: Setting, rows: Rows, *, folded: bool) -> Table:
     found = dict.fromkeys(column for row in rows.values() for column in row)
-    columns = sorted(found, key=lambda column: not column[1])  # a dense network stands beside the sparsities
+    columns = sorted(found, key=lambda column: not column[1])  # dense networks come after the sparsities
     (names, shared), (header, common) = telling([*rows]), telling(columns)
     title = ", ".join(part for part in (plain(model or ""), shared, common) if part)
     body = [
@@ -155,7 +155,7 @@ def _grid(n: int, model: Setting, rows: Rows, *, folded: bool) -> Table:
 
 
 def _grid_cell(cell: CellResult, most: int, best: bool, best_of_paper: bool) -> Cell:
-    """With the number of runs, where others have more."""
+    """A cell of a grid, with the number of runs if others have more."""
     value = cell.mean("ours") if cell.ours else cell.mean("paper")
     fewer = f" ({runs_name(cell.ours.runs)})" if cell.ours and 0 < cell.ours.runs < most else ""
     return Cell(_ours(cell) + fewer, value, best, _paper(cell), best_of_paper)
@@ -166,7 +166,7 @@ def _ours(cell: CellResult) -> str:
 
 
 def _paper(cell: CellResult) -> str:
-    """With the difference in joint deviations."""
+    """The paper's number, with the difference in joint deviations."""
     if cell.paper is None:
         return ""
     away = "" if cell.deviations is None else f"; {DEVIATIONS.change(cell.deviations)}{NO_BREAK}σ"
@@ -211,7 +211,7 @@ def _results(cell: CellResult, best: bool) -> list[Cell]:
 
 
 def _differences(cells: Sequence[CellResult]) -> list[Plot]:
-    """Ours less the paper's, cell by cell, in joint deviations; a plot for each data set and model."""
+    """Ours minus the paper's, cell by cell, in joint deviations; a plot for each data set and model."""
     parts: dict[str, list[CellResult]] = {}
     for cell in cells:
         if cell.deviations is not None:

@@ -17,7 +17,7 @@ from suptickets.training.settings import resolve
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
 
-Bars = Mapping[str, Mapping[str, CellResult]]  # by what a group stands at, and by what a bar is
+Bars = Mapping[str, Mapping[str, CellResult]]  # by where a group stands, and by what a bar shows
 
 
 def averaging(cells: Sequence[CellResult]) -> list[Plot]:
@@ -44,7 +44,7 @@ def ticket_count(cells: Sequence[CellResult]) -> list[Plot]:
 def schedule(cells: Sequence[CellResult]) -> list[Plot]:
     """The paper's drawing: the learning rate in the cycles, a line for each shape."""
     recipe = resolve({"data": "cifar100"})
-    steps = 50  # drawn of an epoch
+    steps = 50  # drawn in an epoch
     length = round(recipe.cycle_epochs * steps)
     shapes = {setting_name("schedule", shape): shape for shape in SCHEDULES}
 
@@ -126,7 +126,7 @@ def _bar(chart: Chart, x: int, place: int, count: int, low: float, kind: str, ce
 
 
 def _lines(measure: str, cells: Sequence[CellResult], limits: tuple[float, float]) -> Plot:
-    """On the same scale, so that the superposed ticket is compared with its tickets."""
+    """A plot within `limits`, the same for both, so that the superposed ticket compares with its tickets."""
     margin = 0.08 * (limits[1] - limits[0]) or 0.01
     lines: dict[str, list[tuple[float, CellResult]]] = {}
     for cell in cells:
@@ -148,7 +148,7 @@ def _lines(measure: str, cells: Sequence[CellResult], limits: tuple[float, float
 def _line(
     chart: Chart, place: int, name: str, aside: float, line: Sequence[tuple[float, CellResult]]
 ) -> None:
-    """Moved aside a little, so that the deviations of several lines are seen."""
+    """Draw a line, moved aside a little, so that the deviations of several lines are seen."""
     known = [(x, cell.ours, cell.kind) for x, cell in line if cell.ours]
     chart.line([x + aside for x, *_ in known], [ours.mean for _, ours, _ in known], series(place), name=name)
     for x, ours, kind in known:
@@ -158,7 +158,7 @@ def _line(
 
 
 def _tickets(cell: CellResult) -> float:
-    """Their number: a setting, or a part of the variation's name."""
+    """The number of tickets: a setting, or a part of the variation's name."""
     count = number(cell.settings.get("cycles"))
     found = re.search(r"\d+", cell.variation)
     return count if count is not None else float(found[0]) if found else 0.0

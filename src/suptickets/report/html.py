@@ -19,7 +19,7 @@ from suptickets.report.markup import Html, element, join
 
 
 def html(page: Page) -> str:
-    """The file."""
+    """The page as the text of a file."""
     style, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
@@ -60,7 +60,7 @@ def _section(section: Section) -> Html:
 
 
 def _said_once(blocks: Iterable[Block]) -> Iterator[Block]:
-    """A text that several plots have is that of the first: they stand side by side."""
+    """Keep a text that several plots share only at the first of them: they stand side by side."""
     said = ""
     for block in blocks:
         if isinstance(block, Plot):

@@ -23,14 +23,14 @@ SCALE = ("#dde5f3", "#1d4fa8", "#0b2250")  # from sparse to dense; told apart by
 
 
 def layer_plots(groups: Sequence[Group]) -> list[Plot]:
-    """Over time for one run of each of the first settings, and at the end for all; nothing of dense ones."""
+    """Layers over time for a run of each of the first settings, and at the end for all; none if dense."""
     over_time = [(one, layer_curves(one.runs[0])) for one in groups[:SHOWN]]
     sparse = [(one, curves) for one, curves in over_time if any(y for c in curves.values() for _, y in c)]
     return [_over_time(place, *each) for place, each in enumerate(sparse)] + end_plots(groups)
 
 
 def moving_plots(groups: Sequence[Group]) -> list[Plot]:
-    """Over time, for a setting of each of the first methods whose layers change; rather with a booster."""
+    """Layers over time, for the first methods whose layers change: a setting each, rather with a booster."""
     chosen: dict[object, tuple[Group, dict[str, Curve]]] = {}
     for one in sorted(groups, key=lambda one: one.config.get("booster") == "none"):
         curves = layer_curves(one.runs[0])
@@ -83,7 +83,7 @@ def _heat(chart: Chart, run: Run, curves: Sequence[Curve]) -> None:
 
 
 def end_plots(groups: Sequence[Group]) -> list[Plot]:
-    """At the end: a plot for the first settings that have the same layers; nothing of dense ones."""
+    """Layers at the end: a plot for the first settings that have the same layers; none if these are dense."""
     found = [(one, look, _sparsities(one)) for one, look in zip(groups, looks(groups), strict=True)]
     alike: dict[tuple[str, ...], list[Ended]] = {}
     for each in found:
@@ -98,7 +98,7 @@ def end_plots(groups: Sequence[Group]) -> list[Plot]:
 
 
 def _end(same: Sequence[Ended], *, alone: bool) -> Plot:
-    """Of settings that have the same layers."""
+    """The plot of settings that have the same layers."""
     shown, names = same[:MOST], list(same[0][2])
 
     def draw(chart: Chart) -> None:
@@ -120,14 +120,14 @@ def _end(same: Sequence[Ended], *, alone: bool) -> Plot:
 
 
 def _at_end(chart: Chart, label: str, sparsities: Mapping[str, float], look: Look, aside: float = 0) -> None:
-    """The layers of one setting, a little aside in their rows where there are several."""
+    """Draw the layers of one setting, a little aside in their rows if there are several."""
     tips = [f"{label}{name}\n{SPARSITY.show(value)}" for name, value in sparsities.items()]
     points = [(x, y + aside, tip) for y, (x, tip) in enumerate(zip(sparsities.values(), tips, strict=True))]
     chart.points(points, look.colour, hollow=look.plain, size=5.5 if label else 7)
 
 
 def _sparsities(one: Group) -> dict[str, float]:
-    """Of each layer of the final network, the mean over the runs."""
+    """The sparsity of each layer of the final network, the mean over the runs."""
     values: dict[str, list[float]] = {}
     for run in one.runs:
         for layer in layers(run):

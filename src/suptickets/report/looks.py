@@ -1,4 +1,4 @@
-"""How settings look in a plot of several: by method in colour, dashed without a booster."""
+"""How settings look in a plot of several: coloured by method, dashed without a booster."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from suptickets.report.runs import Group, labels, method_name, varying
 from suptickets.training.settings import PREDICTION_ENSEMBLES
 
 START, TICKET, SUPERPOSED, ENSEMBLE = MUTED, *SERIES[:3]  # on the page of one run
-MOST = len(SERIES)  # settings in plots that are not read with more
+MOST = len(SERIES)  # settings in plots that could not be read with more
 
 
 class Look(NamedTuple):
-    """The colour of a setting, and its name; `plain` is one without a booster beside one with it."""
+    """The colour and the name of a setting; `plain` is one without a booster beside one with it."""
 
     colour: Colour
     plain: bool = False
@@ -23,7 +23,7 @@ class Look(NamedTuple):
 
 
 def looks(groups: Sequence[Group], *, across: bool = False) -> list[Look]:
-    """One for each setting; `across` data, models and sparsities the same setting looks the same."""
+    """A look for each setting; if `across`, it is the same for all data, models and sparsities."""
     names = ("data", "model", "sparsity") if across else ()
     if _paired(groups, names):
         families = [method_name({**one.config, "booster": "none"}) for one in groups]
@@ -45,14 +45,14 @@ def looks(groups: Sequence[Group], *, across: bool = False) -> list[Look]:
 
 
 def final_colour(one: Group) -> Colour:
-    """Of what a setting ends with, where it is the only one: as in the plots of its tickets."""
+    """The colour of the result of a single setting, as in the plots of its tickets."""
     if len(one.runs) > 1 or not one.runs[0].parts:
         return TICKET
     return ENSEMBLE if one.config.get("booster") in PREDICTION_ENSEMBLES else SUPERPOSED
 
 
 def first_of(count: int) -> str:
-    """Which settings a plot shows, if not all; a sentence to append."""
+    """A sentence to append that says which settings a plot shows, if not all."""
     return f" Shown: the first {MOST} of {count} settings." if count > MOST else ""
 
 

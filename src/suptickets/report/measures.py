@@ -17,7 +17,7 @@ MINUS, NO_BREAK, NOTHING = "\N{MINUS SIGN}", "\N{NO-BREAK SPACE}", "\N{EN DASH}"
 class Measure:
     """A measure: its name, its digits, whether more (1) or less (-1) is better, and how large it can be.
 
-    Digits are those after the point; of a `significant` one, those from the first that is not 0.
+    Digits are those after the point or, if `significant`, those from the first that is not 0.
     """
 
     label: str
@@ -30,22 +30,22 @@ class Measure:
 
     @property
     def header(self) -> str:
-        """For a column of bare numbers."""
+        """The name of a column of bare numbers."""
         return f"{self.label} (%)" if self.percent else self.label
 
     @property
     def aim(self) -> str:
-        """For the name of an axis, to append."""
+        """What is better, to append to the name of an axis."""
         return {1: " (more is better)", -1: " (less is better)"}.get(self.better, "")
 
     def possible(self, value: float | None) -> bool:
-        """Whether it can be such a value: a share is between 0 and 1, and nothing is beyond all measure."""
+        """Whether a value is possible: a share is between 0 and 1, and nothing is beyond `most`."""
         if value is None or not math.isfinite(value):
             return False
         return 0 <= value <= 1 if self.percent else abs(value) <= self.most
 
     def rounded(self, value: float) -> float:
-        """As shown: what looks equal is equal."""
+        """A value rounded as it is shown: what looks equal is equal."""
         if self.scientific:
             return float(f"{value:.{self.digits}e}")
         if self.significant:
@@ -53,7 +53,7 @@ class Measure:
         return round(value * 100 if self.percent else value, self.digits)
 
     def bare(self, value: float | None, deviation: float | None = None) -> str:
-        """Without the unit, for a table."""
+        """A value without the unit, for a table."""
         if value is None:
             return NOTHING
         if self.scientific:
@@ -64,21 +64,21 @@ class Measure:
         return shown if deviation is None else f"{shown} ± {self.rounded(deviation):.{self.digits}f}"
 
     def quoted(self, printed: str, value: float | None, deviation: float | None = None) -> str:
-        """Of another's number what they print, with their digits; if that is not known, as our own."""
+        """Another's number as they print it, with their digits; if that is not known, as our own."""
         return printed.replace("±", " ± ").replace("-", MINUS) if printed else self.bare(value, deviation)
 
     def show(self, value: float | None, deviation: float | None = None) -> str:
-        """With the unit, for a sentence."""
+        """A value with the unit, for a sentence."""
         unit = f"{NO_BREAK}%" if self.percent and value is not None else ""
         return self.bare(value, deviation) + unit
 
     def change(self, value: float) -> str:
-        """A difference of two values: always with a sign, in points if the measure is a percentage."""
+        """A difference of two values: with a sign unless it is 0, in points if the measure is in per cent."""
         sign = "+" if self.rounded(value) > 0 else ""
         return sign + self.bare(value) + (f"{NO_BREAK}points" if self.percent else "")
 
     def cell(self, value: float | None, deviation: float | None = None) -> Cell:
-        """In a table, sorted by value."""
+        """A value in a table, sorted by its number."""
         return Cell(self.bare(value, deviation), value)
 
 
@@ -118,14 +118,14 @@ def number(value: object) -> float | None:
 
 
 def reading(holder: Mapping[str, object], key: str) -> float | None:
-    """What a line or a summary holds of a measure, if that is possible: `test_accuracy` is a share."""
+    """The value of a measure in a line or a summary, if it is possible: `test_accuracy` is a share."""
     value = number(holder.get(key))
     kind = MEASURES.get(key) or MEASURES.get(key.removeprefix("test_").removeprefix("train_"))
     return value if kind is None or kind.possible(value) else None
 
 
 def duration(seconds: float | None) -> str:
-    """In the unit that suits it."""
+    """A time in the unit that suits it."""
     if seconds is None:
         return NOTHING
     hours, minutes = seconds / 3600, seconds / 60
@@ -134,7 +134,7 @@ def duration(seconds: float | None) -> str:
 
 
 def file_names(titles: Sequence[str]) -> list[str]:
-    """Names for files, each once, from words: settings-accuracy-cifar10-vgg16."""
+    """Names of files made from titles, none of them twice: settings-accuracy-cifar10-vgg16."""
     names: list[str] = []
     for title in titles:
         name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:80]

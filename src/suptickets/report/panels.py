@@ -1,4 +1,4 @@
-"""What is seen of an experiment's runs: results by data and model and, folded, the runs of each sparsity."""
+"""What is shown of an experiment's runs: results by data and model and, folded, the runs of a sparsity."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from suptickets.report.scores import cost_plots, diversity_plots, reliability_pl
 from suptickets.report.stored import trained
 from suptickets.report.tables import result_tables
 
-CURVES = ("learning-rate", "accuracy", "train-accuracy", "test-accuracy")  # of all that there are
+CURVES = ("learning-rate", "accuracy", "train-accuracy", "test-accuracy")  # curves that are shown
 COMBINING = ("booster", "rule", "beta", "batch_norm")  # how tickets are combined
-OF_TICKETS = ("sup-tickets", "ensemble")  # boosters of the same tickets
+OF_TICKETS = ("sup-tickets", "ensemble")  # boosters that combine the same tickets
 ONE_SEED = "Curves and layers over time are those of one seed; all else is the mean over the seeds."
 BY_SETTING = "Every setting of the experiment, the mean over its seeds."
 DIVERSITY = "How much what a run combines differs in its predictions."
 
 
 def panel_sections(runs: Sequence[Run]) -> list[Section]:
-    """The results of all runs, and what is long about them, folded."""
+    """The results of all runs and, folded, what is long about them."""
     panels, tables = _panels(runs, _where), result_tables(grouped(runs), fold=True)
     sections = [
         Section("Results", [*_each(panels, setting_plots), *tables], BY_SETTING),
@@ -44,7 +44,7 @@ def _panels(runs: Sequence[Run], name: Callable[[Run], str]) -> dict[str, list[R
 
 
 def _one_reading(runs: Sequence[Run]) -> list[Run]:
-    """Of runs that combine the same tickets in several ways, those of one: tickets differ as much in all."""
+    """Keep one of several ways in which runs combine the same tickets: these differ as much in all."""
     kept, first = list[Run](), dict[str, list[object]]()
     for run in runs:
         how = [run.config.get(key) for key in COMBINING]
@@ -82,7 +82,7 @@ def _runs(panels: dict[str, list[Run]]) -> list[Section]:
 
 
 def _section(name: str, where: str, runs: Sequence[Run]) -> Section:
-    """Curves, layers and calibration of what differs in neither data, model nor sparsity."""
+    """Curves, layers and calibration of runs that share data, model and sparsity."""
     groups, single = grouped(runs), grouped(trained(runs))
     curves = [plot for plot in curve_plots(single) if plot.name in CURVES]
     plots = [*curves, *moving_plots(single), *end_plots(groups), *reliability_plots(groups)]

@@ -1,4 +1,4 @@
-"""The page of runs: of one, of several seeds, of several settings."""
+"""The page of runs: of one run, of several seeds, or of several settings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run_page(runs: Sequence[Run]) -> Page:
 
 
 def run_sections(groups: Sequence[Group]) -> list[Section]:
-    """The sections of runs; an experiment's page has them too."""
+    """The sections of these runs, without empty ones."""
     runs = [run for one in groups for run in one.runs]
     sections = [
         _parts(runs[0]) if len(runs) == 1 else _results(groups),
@@ -113,7 +113,7 @@ def _flops(label: str, ratio: float | None) -> Number:
 
 
 def _gain(run: Run, key: str) -> str:
-    """What the cycles brought."""
+    """What the cycles brought, in words."""
     start, end = run.value(key, "start"), run.value(key)
     if start is None or end is None:
         return ""
@@ -122,7 +122,7 @@ def _gain(run: Run, key: str) -> str:
 
 
 def _so_far(run: Run) -> Numbers:
-    """Of a run that is not done."""
+    """The headline numbers of a run that is not done."""
     last = run.metrics[-1] if run.metrics else {}
     epochs = f"{number(last.get('epoch')) or 0:g} of {plain(run.config.get('epochs', '?'))}"
     return (
@@ -186,13 +186,13 @@ def _results(groups: Sequence[Group]) -> Section:
 
 
 def _unread(runs: Sequence[Run]) -> list[Note]:
-    """Which metrics are not complete."""
+    """Notes on lines of metrics that could not be read."""
     text = "Lines of {} that could not be read, and are left out: {}."
     return [Note(text.format(plain(run.path / "metrics.jsonl"), run.damaged)) for run in runs if run.damaged]
 
 
 def cycles_text(runs: Sequence[Run]) -> str:
-    """What is seen of the cycles in the curves."""
+    """What is seen of the cycles in the curves, in words."""
     borders = common_cycles(runs)
     if not borders:
         return ""
@@ -203,7 +203,7 @@ def cycles_text(runs: Sequence[Run]) -> str:
 
 
 def _diversity(groups: Sequence[Group]) -> list[Block]:
-    """Plots for several settings, numbers for one."""
+    """Diversity: plots for several settings, numbers for one."""
     if len(groups) > 1:
         return [*diversity_plots(groups)]
     one, part = groups[0], groups[0].runs[0].part

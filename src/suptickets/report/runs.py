@@ -18,9 +18,9 @@ from suptickets.training.boosters import part_names
 from suptickets.training.folder import RunFolder
 from suptickets.training.settings import CYCLIC, UNSAID, Settings, read_config
 
-# What may differ between two runs of the same settings.
+# Settings that may differ between two runs that count as runs of the same settings.
 INCIDENTAL = {"seed", "data_dir", *UNSAID, "evaluate_every", "keep_tickets"}
-# What a run is called by; other settings join the name only where these do not tell two runs apart.
+# Settings that name a run; others join the name only where these do not tell two runs apart.
 TELLING = ("data", "model", "method", "booster", "sparsity", "recipe")
 BOOSTED = {
     "none": "",
@@ -32,7 +32,7 @@ BOOSTED = {
 SCHEDULES = {"fge": "FGE's", "swa": "SWA's", "triangle": "Sup-tickets'"}
 # What the paper calls settings of the cycles. Where one of them is needed in a name, so are the others.
 CYCLES = {"cycle_epochs": "C = {}", "cycles": "{} tickets", "epochs": "{} epochs"}
-# What a run that was made before a setting existed had.
+# The values of settings in runs that were made before these settings existed.
 DEFAULTS = {field.name: field.default for field in fields(Settings)}
 REPORTS = {".html", ".md", ".tex", ".png", ".svg"}  # what `report` writes, beside runs or among them
 
@@ -75,12 +75,12 @@ class Run:
 
     @property
     def part(self) -> str:
-        """What one of them is called."""
+        """What one of these parts is called."""
         return part_name(self.config)
 
     @cached_property
     def cycles(self) -> list[float]:
-        """The epochs at which the cycles begin and end; none without a booster."""
+        """The epochs at which the cycles begin and end; none for a booster without cycles."""
         epochs, length, count = (self.setting(key) or 0.0 for key in ("epochs", "cycle_epochs", "cycles"))
         sensible = 0 < length * count <= epochs and 1 <= count <= 1000
         if self.config.get("booster") not in CYCLIC or not sensible:
@@ -93,7 +93,7 @@ class Run:
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
     def learning_rates(self) -> Curve:
-        """As finely as was logged: `lrs` are rates within an epoch, evenly spaced, up to its end."""
+        """The learning rates as logged: `lrs` are rates within an epoch, evenly spaced, up to its end."""
         return list(chain.from_iterable(_rates(line) for line in self.metrics))
 
 
@@ -148,7 +148,7 @@ class Bin(NamedTuple):
 
 
 def reliability(runs: Sequence[Run]) -> list[Bin]:
-    """The bins that are not empty, all runs together; those that cannot be are left out."""
+    """The bins that are not empty, all runs together; impossible ones are left out."""
     pooled: dict[tuple[float, float], list[tuple[float, ...]]] = {}
     for run in runs:
         entries = _mappings(run.summary.get("reliability"))
@@ -215,7 +215,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _is_report(path: Path) -> bool:
-    """A file that `report` wrote, or a folder of such files, as in `suptickets report runs/*`."""
+    """Whether it is a file that `report` wrote, or a folder of such files: `suptickets report runs/*`."""
     if path.is_dir():
         held = list(path.iterdir())
         return bool(held) and all(_is_report(one) for one in held)
@@ -232,7 +232,7 @@ def _run_folders(path: Path) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """One folder; lines of metrics that cannot be read are counted."""
+    """Read one folder; lines of metrics that cannot be read are counted."""
     folder = RunFolder(path)
     try:
         text = folder.metrics.read_text(errors="replace") if folder.metrics.exists() else ""
@@ -257,26 +257,26 @@ def _line(text: str) -> dict[str, Any] | None:
 
 
 def method_name(config: Mapping[str, Any]) -> str:
-    """RigL + Sup-tickets."""
+    """The name of method and booster, as in RigL + Sup-tickets."""
     method, booster = plain(config.get("method", "")), plain(config.get("booster", "none"))
     known = METHODS.get(method)
     return (known.__name__ if known else method) + BOOSTED.get(booster, f" + {booster.capitalize()}")
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known, if any is."""
+    """The mean of the values that are known, if there are any."""
     known = [value for value in values if value is not None]
     return mean(known) if known else None
 
 
 def part_name(config: Mapping[str, Any]) -> str:
-    """What the result combines: tickets, cycles of SWA, heads, members, networks of several seeds."""
+    """The name of what the result combines: ticket, cycle of SWA, head, member, network of a seed."""
     booster = plain(config.get("booster"))
     return "network" if booster == "dense-ensemble" else part_names(booster)[0]
 
 
 def sparsity_name(config: Mapping[str, Any]) -> str:
-    """As 90 %; nothing for a dense network that stays dense."""
+    """The sparsity, as 90 %; nothing for a dense network that stays dense."""
     sparsity, dense = number(config.get("sparsity")), config.get("method") == "dense"
     stays = dense and config.get("booster") != "swa"
     return "" if sparsity is None or stays else f"{sparsity * 100:g}{NO_BREAK}%"
@@ -289,12 +289,12 @@ def parts_name(groups: Iterable[Group]) -> str:
 
 
 def runs_name(count: int) -> str:
-    """As 1 run, 3 runs."""
+    """The number of runs in words, as 1 run or 3 runs."""
     return "1 run" if count == 1 else f"{count} runs"
 
 
 def setting_name(key: str, value: object) -> str:
-    """As the paper calls it; else the setting and its value."""
+    """A setting as the paper calls it, or else its name and value."""
     text = " ".join(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
     text = f"{value:.12g}" if isinstance(value, float) else text
     shown = {"rule": text.upper(), "beta": f"β = {text}"}
@@ -321,9 +321,9 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
-    """The runs of the settings and the seed of another: which.
+    """The runs that have the settings and the seed of another run, each with that other run.
 
-    Of several the last counts, of those that are done, of those that kept their tickets.
+    Of several runs one counts: rather one that is done, then one that kept its tickets, then the last.
     """
     order = sorted(runs, key=lambda run: (bool(run.summary), bool(run.config.get("keep_tickets"))))
     counted = {(_identity(run), run.seed): run for run in order}
@@ -337,19 +337,19 @@ def _identity(run: Run) -> str:
 
 
 def _incidental(config: Mapping[str, Any]) -> set[str]:
-    """Of images in folders the place is their name."""
+    """The settings that may differ; of images in folders, the place may not: it is their name."""
     return INCIDENTAL - {"data_dir"} if config.get("data") == "folder" else INCIDENTAL
 
 
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings in which these differ, but for incidental ones."""
+    """The settings in which these differ, except incidental ones."""
     ours = [[key for key in config if key not in _incidental(config)] for config in configs]
     keys = dict.fromkeys(chain.from_iterable(ours))
     return [key for key in keys if len({json.dumps(setting(config, key)) for config in configs}) > 1]
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
-    """Its value; the default, where the run is older than the setting."""
+    """The value of a setting; its default, if the run is older than the setting."""
     default = DEFAULTS.get(key)
     return config.get(key, None if default is MISSING else default)
 
@@ -368,7 +368,7 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _distinguishing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """As few of the settings as tell these apart, taken one after the other; those of the cycles together."""
+    """As few settings as tell these apart, taken one after the other; those of the cycles come together."""
     chosen, differing = list[str](), varying(configs)
     for key in differing:
         if len({_label(config, [*chosen, key]) for config in configs}) > len(
@@ -389,6 +389,6 @@ def _label(config: Mapping[str, Any], keys: Sequence[str]) -> str:
             parts.append(sparsity_name(config))
         elif key in TELLING:
             parts.append(plain(config.get(key, "")))
-        elif key != "beta" or config.get("rule") == "cima":  # others have no such weight
+        elif key != "beta" or config.get("rule") == "cima":  # other rules have no such weight
             parts.append(setting_name(key, config.get(key, "")))
     return ", ".join(dict.fromkeys(part for part in parts if part))

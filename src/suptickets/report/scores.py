@@ -35,7 +35,7 @@ RELIABILITY = (
 
 
 def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any], Colour]]:
-    """The network before the cycles, every ticket, what came of them, and their ensemble."""
+    """The network before the cycles, every ticket, their result, and their ensemble."""
     rows: list[tuple[str, object, Colour]] = [
         ("before pruning", run.summary.get("before_pruning"), START),
         ("before the cycles", run.summary.get("start"), START),
@@ -49,14 +49,14 @@ def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any], Colour]]:
 
 
 def _final_name(run: Run) -> str:
-    """Heads and members answer together; of tickets comes one network."""
+    """The name of the result: heads and members answer together, tickets become one network."""
     if run.tickets:
         return part_names(plain(run.config.get("booster")))[1]
     return f"all {run.part}s together" if run.parts else "final network"
 
 
 def part_plots(run: Run) -> list[Plot]:
-    """Accuracy, NLL and ECE of the tickets (heads, members) and of what came of them; nothing without."""
+    """Accuracy, NLL and ECE of the tickets (heads, members) and of their result; nothing without."""
     return [_parts(run, key) for key in SCORES if run.parts]
 
 
@@ -110,7 +110,7 @@ def _settings(groups: Sequence[Group], key: str) -> Plot:
 
 
 def _others(groups: Sequence[Group]) -> str:
-    """The marks beside the diamond that there are."""
+    """The marks that there are beside the diamond, in words."""
     parts = parts_name(one for one in groups if one.runs[0].parts)
     dot = f"; dot: mean of its {parts}" if parts else ""
     started = any(one.values("accuracy", "start") for one in groups)
@@ -118,7 +118,7 @@ def _others(groups: Sequence[Group]) -> str:
 
 
 def _setting(chart: Chart, measure: Measure, key: str, y: int, one: Group, colour: Colour) -> None:
-    """The large mark beneath the small ones, so that all are seen."""
+    """Draw the marks of a setting, the large one beneath the small ones, so that all are seen."""
     final, deviation = one.mean(key), one.deviation(key)
     if final is not None:
         chart.spread(final, y, deviation, colour)
@@ -140,7 +140,7 @@ def cost_plots(groups: Sequence[Group]) -> list[Plot]:
 
 
 def _all_one(groups: Sequence[Group], key: str) -> bool:
-    """Whether each costs what the others do: so it is where only the averaging or the cycles differ."""
+    """Whether all settings cost the same, as they do where only the averaging or the cycles differ."""
     if len(groups) == 1:
         return True
     levels = [plain(one.config.get("sparsity")) for one in groups]
@@ -182,7 +182,7 @@ def _cost(groups: Sequence[Group], key: str, what: str) -> Plot:
 
 
 def _named(groups: Sequence[Group], look: Look) -> bool:
-    """Whether there is room for the name of each."""
+    """Whether a setting is named: there is room for few names, and grey ones have none."""
     return len(groups) <= len(SERIES) and look.colour is not MUTED
 
 
@@ -214,7 +214,7 @@ def _reliability(suffix: str, one: Group, colour: Colour, bins: Sequence[Bin], t
 
 
 def _bin(chart: Chart, each: Bin, colour: Colour, alpha: float) -> None:
-    """A bar for how often, a line for how sure."""
+    """A bar for how often predictions are right, a line for how sure they are."""
     width, percent = each.high - each.low, MEASURES["accuracy"].show
     samples = "1 prediction" if each.samples == 1 else f"{each.samples:,.0f} predictions"
     tip = f"{samples}\n{percent(each.accuracy)} right, {percent(each.confidence)} sure"
@@ -233,7 +233,7 @@ def diversity_plots(groups: Sequence[Group]) -> list[Plot]:
 
 
 def _diversity(known: Sequence[tuple[Group, Look]], key: str) -> Plot:
-    """Without a word on what is better: more diversity is not, by itself."""
+    """A plot that does not say what is better: more diversity is not better by itself."""
     measure = replace(MEASURES[key], better=0)
 
     def draw(chart: Chart) -> None:
@@ -250,7 +250,7 @@ def _diversity(known: Sequence[tuple[Group, Look]], key: str) -> Plot:
 
 
 def _each(one: Group, key: str, y: int) -> list[tuple[float, float, str]]:
-    """A point for each run of several, which tells its accuracy too."""
+    """A point for each run, if there are several; its tooltip tells the accuracy too."""
     accuracy, points = MEASURES["accuracy"], []
     for run in one.runs if len(one.runs) > 1 else ():
         value = run.value(key, "diversity")

@@ -17,7 +17,7 @@ from suptickets.errors import SparsityError
 from suptickets.report.runs import INCIDENTAL, Run, grouped, read_run
 from suptickets.training.settings import Settings, read_config
 
-ELSEWHERE = INCIDENTAL - {"seed"}  # what two folders of the same run may differ in
+ELSEWHERE = INCIDENTAL - {"seed"}  # settings in which two folders of the same run may differ
 TRAINED = ("epochs", "cycle_epochs")  # what a trial shortens: as trained, not as in the paper
 
 
@@ -43,7 +43,7 @@ def _run(record: Mapping[str, Any], config: Mapping[str, Any], places: Mapping[s
 
 
 def _config(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for all seeds; teachers are the tickets of one."""
+    """Settings that are the same for all seeds: without teachers, which are the tickets of one seed."""
     settings, epochs = _settings(record), record["measures"].get("epochs")
     trained = {key: settings[key] for key in TRAINED if key in settings}
     whole = {} if epochs is None else {"epochs": epochs}
@@ -75,7 +75,7 @@ def _text(value: object) -> str:
 
 
 def trained(runs: Sequence[Run]) -> list[Run]:
-    """What these were read off, one seed of each setting: from its folder, else as the store has it."""
+    """The runs that these were read off, one seed of each setting: from its folder, or else the store."""
     chosen: dict[str, Run] = {}
     for one in grouped(runs):
         run = next((run for run in one.runs if run.path != Path()), one.runs[0])

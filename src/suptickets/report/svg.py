@@ -39,7 +39,7 @@ def inline(text: str, name: str, tips: Mapping[str, Sequence[str]]) -> str:
 
 
 def _rounded(found: re.Match[str]) -> str:
-    """To a tenth of a pixel."""
+    """A number rounded to a tenth of a pixel."""
     return f"{float(found[0]):.1f}".removesuffix(".0")
 
 
@@ -53,7 +53,7 @@ def _things(group: Element) -> list[Element]:
 
 
 def _share_style(group: Element) -> None:
-    """What all points of a group look like is said once."""
+    """Say only once what all points of a group look like."""
     points = [child for child in group if child.tag == "use"]
     styles = {point.get("style") for point in points}
     style = styles.pop() if len(styles) == 1 and "style" not in group.attrib else None

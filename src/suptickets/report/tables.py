@@ -20,17 +20,17 @@ class Column(NamedTuple):
 
     @property
     def kind(self) -> Measure:
-        """How it is written."""
+        """The measure, which knows how its numbers are written."""
         return MEASURES[self.measure]
 
     @property
     def name(self) -> str:
-        """With the unit."""
+        """The header, with the unit."""
         unit = " (%)" if self.kind.percent else ""
         return f"{self.header}{unit}" if self.header else self.kind.header
 
     def of(self, one: Group) -> Cell:
-        """Mean and deviation."""
+        """The cell of a setting: mean and deviation."""
         if self.part == "parts":
             return self.kind.cell(one.of_parts(self.measure))
         deviation = one.deviation(self.measure, self.part) if self.kind.better or self.part else None
@@ -63,7 +63,7 @@ def result_tables(groups: Sequence[Group], *, fold: bool = False) -> list[Table]
 
 
 def _renamed(column: Column, groups: Sequence[Group]) -> str:
-    """Heads and members are no tickets."""
+    """The header of a column: heads and members are not called tickets."""
     return column.name.replace("tickets", parts_name(one for one in groups if one.runs[0].parts))
 
 

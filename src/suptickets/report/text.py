@@ -37,10 +37,10 @@ def markdown(
     """A title, what the reader must know, the headline numbers, then all tables, commands and pictures.
 
     Args:
-        page: what is told.
+        page: the page to write.
         pictures: for names of plots, where their files are; other plots are left out.
         level: of the title, where the page is a part of a longer text.
-        folder: of the text; the documents that lie there too are linked.
+        folder: where the text will lie; documents that lie there too are linked.
     """
     about = [_markdown(page.about)] if page.about else []
     about += [_note(note, folder) for note in page.notes()]
@@ -51,7 +51,7 @@ def markdown(
 
 
 def _note(note: Note, folder: Path | None) -> str:
-    """With a link, if that leads anywhere."""
+    """A note, with a link if that leads anywhere."""
     file, _, _ = note.more.partition("#")
     if not file or folder is None or not (folder / file).is_file():
         return _markdown(str(note))
@@ -59,13 +59,13 @@ def _note(note: Note, folder: Path | None) -> str:
 
 
 def contents(pages: Mapping[str, Page]) -> str:
-    """The head of several pages in one file: a line for each, which leads there."""
+    """The head of several pages in one file: a line for each, with a link to it."""
     lines = [f"- [{_markdown(page.title)}](#{name}): {_markdown(page.about)}" for name, page in pages.items()]
     return "\n".join(["# Results", "", *lines, ""])
 
 
 def _markdown_section(section: Section, pictures: Mapping[str, str], level: int) -> str:
-    """Nothing, if the section has but plots that are not shown."""
+    """A section as Markdown; nothing if it has only plots that are not shown."""
     blocks = [_markdown_block(block, level + 1) for block in section.blocks]
     shown = [plot for plot in section.blocks if isinstance(plot, Plot) and plot.name in pictures]
     first = next((n for n, block in enumerate(section.blocks) if isinstance(block, Plot)), 0)
@@ -85,7 +85,7 @@ def _markdown_block(block: Block, level: int) -> str:
 
 
 def _pictures(plots: Sequence[Plot], places: Mapping[str, str]) -> str:
-    """Side by side, as many as there is room for; their titles are in them, and what their marks mean."""
+    """Plots side by side, as many as there is room for; titles and what marks mean are in the pictures."""
     width = "60%" if len(plots) == 1 else "48%"
     return "\n".join(
         f'<img src="{escape(places[plot.name])}" alt="{escape(plot.title)}" width="{width}">'
@@ -94,7 +94,7 @@ def _pictures(plots: Sequence[Plot], places: Mapping[str, str]) -> str:
 
 
 def _titled_table(table: Table, level: int) -> str:
-    """A folded one is so on code hosts too."""
+    """A table with its title; a folded one is folded on code hosts too."""
     rows = _markdown_table(table).rstrip("\n")
     if table.folded:
         return f"<details><summary>{escape(table.title)}</summary>\n\n{rows}\n\n</details>"
@@ -102,7 +102,7 @@ def _titled_table(table: Table, level: int) -> str:
 
 
 def _fenced(lines: Sequence[str]) -> str:
-    """Lines as they are, whatever they hold."""
+    """A block that shows lines as they are, whatever they hold."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}text", *lines, fence])
@@ -116,7 +116,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Nothing in it is a mark; what starts a line elsewhere is none within one. Deviations stay in line."""
+    """Text with its marks escaped, for use within a line; deviations stay on the line of their numbers."""
     kept = re.sub(r"(?<=\d) ± (?=\d)", f"{NO_BREAK}±{NO_BREAK}", text)
     return re.sub(r"([\\`*_\[\]#|~<>&$])", r"\\\1", kept)
 
@@ -130,7 +130,7 @@ def latex(page: Page) -> str:
 
 
 def _label(title: str) -> str:
-    """Of a page, so that tables of several go into one document."""
+    """The label of a page, so that tables of several pages go into one document."""
     return "-".join(re.findall("[a-z0-9]+", title.lower())[:4])
 
 
@@ -157,7 +157,7 @@ def _latex_table(table: Table, notes: Sequence[str], page: str) -> str:
 
 
 def _latex(text: str) -> str:
-    """Nothing in it is a command; two hyphens stay two."""
+    """Text in which nothing is a command; two hyphens stay two."""
     return "".join(LATEX.get(letter, letter) for letter in text).replace("--", "-{}-")
 
 

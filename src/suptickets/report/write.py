@@ -85,7 +85,7 @@ def _text(format: str) -> Callable[[Page], str]:
 
 
 def _draw(plots: Sequence[Plot], folder: Path, kind: str, prefix: str = "") -> dict[str, Path]:
-    """A file for each, by its name."""
+    """Draw each plot into a file; gives the files by the names of the plots."""
     from suptickets.report.chart import drawn
 
     _make(folder)

@@ -1,7 +1,8 @@
-"""What the last part of a training is used for: each booster, what it asks for, and what it has no use for.
+"""What the last part of a training run is used for: each booster, what it asks for, and what it ignores.
 
-Settings of the cycles and of the average are taken by every booster, so that two runs can differ in
-`--booster` alone. What only some of them know (members, criteria, kept tickets) is refused elsewhere.
+Every booster accepts the settings of the cycles and of the average, so that two runs can differ in
+`--booster` alone. Settings that only some of them know (members, criteria, kept tickets) are refused by the
+others.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ BOOSTERS = {
     "tree-net": "one trunk with several heads, their predictions averaged",
     "batch-ensemble": "members that share each weight up to factors, their predictions averaged",
 }
-CYCLIC = ("sup-tickets", "swa", "ensemble", "free-tickets")  # those that end in cycles
-PREDICTION_ENSEMBLES = ("ensemble", "free-tickets")  # those whose result is the tickets together
-# What a booster combines, and what comes of it, in words; others superpose tickets.
+CYCLIC = ("sup-tickets", "swa", "ensemble", "free-tickets")  # boosters that end in cycles
+PREDICTION_ENSEMBLES = ("ensemble", "free-tickets")  # boosters whose result is all tickets together
+# The words for what a booster combines and for the result; all others superpose tickets.
 PARTS = {
     "swa": ("cycle", "average"),
     "tree-net": ("head", "together"),
     "batch-ensemble": ("member", "together"),
 }
-MEMBERS = {"tree-net": 3, "batch-ensemble": 4}  # those whose network has heads or members, and how many
+MEMBERS = {"tree-net": 3, "batch-ensemble": 4}  # boosters with heads or members, and how many by default
 
 
 def part_names(booster: str) -> tuple[str, str]:
-    """What a booster combines, and what comes of it: a ticket, superposed."""
+    """The words for what a booster combines and for the result: by default "ticket" and "superposed"."""
     return PARTS.get(booster, ("ticket", "superposed"))
 
 
 def asked(booster: str | None, epochs: int, cycles: int, lr: float, *, longer: bool) -> dict[str, Any]:
-    """What a booster needs otherwise than the recipe has it; `longer`: it may take more epochs.
+    """The settings in which a booster differs from the recipe; with `longer`, it may take more epochs.
 
-    FreeTickets' published settings for CIFAR, as shares: 450 epochs where others have 250, a third of them at
-    the first rate, then cycles, each half at a tenth of it and half at a hundredth.
+    For free-tickets they are the published ones for CIFAR, as shares: 450 epochs where others have 250, a
+    third of them at the first rate, then cycles, half of each at a tenth of it and half at a hundredth.
     """
     if booster == "swa":
         return {"schedule": "swa", "explore_rate": 0.0}
@@ -62,7 +63,7 @@ def asked(booster: str | None, epochs: int, cycles: int, lr: float, *, longer: b
 
 
 def check(s: Settings) -> None:
-    """Refuse what cannot be done with the booster."""
+    """Refuse settings that are impossible with the booster."""
     if (s.cyclic or _makes_teachers(s)) and s.cycles * s.cycle_epochs >= s.epochs:
         raise SparsityError(
             f"{s.epochs} epochs are too few for {s.cycles} cycles of {s.cycle_epochs:g}: use at least "
@@ -92,7 +93,7 @@ def _check_criteria(s: Settings) -> None:
 
 
 def idle(s: Settings) -> dict[str, str]:
-    """Settings that are other than usual and have no effect: why, and what to do about it."""
+    """Settings that have no effect, each with the reason and what to do about it."""
     found = {}
     if s.booster not in MEMBERS and s.members != 1:
         found["members"] = (
@@ -112,7 +113,7 @@ def idle(s: Settings) -> dict[str, str]:
 
 
 def _explores_not(s: Settings) -> str | None:
-    """Why connections do not change in cycles of this run, or of that of its teachers; None: they do."""
+    """Why connections do not change in the cycles of this run or its teachers' run; None if they do."""
     other = "leave it out, or use --booster sup-tickets"
     if not METHODS[s.method].sparse:
         return f"--method {s.method} has no connections to explore: leave it out, or use a sparse --method"

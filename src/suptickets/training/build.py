@@ -1,4 +1,4 @@
-"""From settings to the things that a run is made of."""
+"""Builds the parts of a run from its settings."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from suptickets.schedules import Schedule, step_drops
 from suptickets.tickets import epochs_to_steps
 from suptickets.training.settings import Settings
 
-MOST_MEMBERS = 1000  # each is a copy of what they do not share
-DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}  # of the parameters
+MOST_MEMBERS = 1000  # each has its own copy of what members do not share
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}  # dtypes of the parameters
 
 
 def precision(settings: Settings, device: torch.device) -> str:
-    """`auto` resolved."""
+    """The precision of a run, with `auto` resolved."""
     if settings.precision != "auto":
         return settings.precision
     return "bf16" if device.type == "cuda" else "fp32"
 
 
 def compiles(settings: Settings, device: torch.device) -> bool:
-    """Whether steps are to be compiled: on a GPU in bfloat16, if nothing else is asked for."""
+    """Whether to compile the steps: by default, on a GPU in bfloat16."""
     usual = device.type == "cuda" and precision(settings, device) == "bf16"
     return usual if settings.compile is None else settings.compile
 
 
 def model(settings: Settings, data: Data) -> nn.Module:
-    """The network, dense, initialised from the seed; with its heads or members, where the booster asks."""
+    """The dense network, initialised from the seed, with heads or members if the booster asks for them."""
     torch.manual_seed(settings.seed)
     if settings.booster == "tree-net":
         return TreeNet([_network(settings, data) for _ in range(settings.members)])
@@ -65,7 +65,7 @@ def _network(settings: Settings, data: Data) -> nn.Module:
 
 
 def data_of(settings: Settings) -> Data:
-    """What a run learns from and is evaluated on: with a holdout, not the test data."""
+    """The data that a run is trained and evaluated on; with a holdout, the test data are not used."""
     return load_data(settings.data, settings.data_dir, settings.workers, settings.holdout)
 
 
@@ -92,7 +92,7 @@ def make_model(name: str, data: Data, width: float = 1.0) -> nn.Module:
         raise SparsityError(f"{name} failed: {reason(error)}") from error
     if not isinstance(built, nn.Module):
         raise SparsityError(f"{name} must return a torch.nn.Module, not {type(built).__name__}")
-    wanted = torch.empty(0).is_meta  # by whoever only counts
+    wanted = torch.empty(0).is_meta  # by callers that only count weights
     if not wanted and any(tensor.is_meta for tensor in (*built.parameters(), *built.buffers())):
         raise SparsityError(f"{name} returned a model without weights: leave out the meta device")
     return built
@@ -104,7 +104,7 @@ def _check_width(name: str) -> None:
 
 
 def _imported(name: str) -> tuple[Callable[..., Any], Collection[str]]:
-    """The function, and the arguments that it takes. Its module may do anything."""
+    """The function, and the arguments that it takes. Importing its module may fail in any way."""
     module, _, function = name.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -116,7 +116,7 @@ def _imported(name: str) -> tuple[Callable[..., Any], Collection[str]]:
 
 
 def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
-    """Refuse a model that does not take the images, or has not a logit for each class."""
+    """Refuse a model that does not accept the images, or does not give a logit for each class."""
     if not any(True for _ in model.parameters()):
         raise SparsityError("the model has no parameters: there is nothing to train")
     example = torch.zeros(2, *data.shape, dtype=dtype, device=next(model.parameters()).device)
@@ -136,7 +136,7 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
 
 
 def check_used(model: nn.Module, data: Data) -> None:
-    """Refuse a model with parameters that the loss does not use: other processes wait for their gradients."""
+    """Refuse parameters that the loss does not use: other processes would wait for their gradients."""
     twin = densified(model).train()
     with torch.enable_grad(), torch.random.fork_rng():
         twin(next(model.parameters()).new_zeros(2, *data.shape)).sum().backward()
@@ -157,7 +157,7 @@ def check_model(name: str) -> None:
 
 
 def check_members(settings: Settings, data: Data, world: int) -> None:
-    """Refuse members of BatchEnsemble that would have fewer than two samples of a batch of a process."""
+    """Refuse too many members; BatchEnsemble's need two samples each of a process's share of a batch."""
     if settings.members > MOST_MEMBERS:
         raise SparsityError(f"--members must be at most {MOST_MEMBERS:,}, not {settings.members:,}")
     if settings.booster != "batch-ensemble":
@@ -174,7 +174,7 @@ def check_members(settings: Settings, data: Data, world: int) -> None:
 
 
 def check_batches(settings: Settings, data: Data, world: int, model: nn.Module) -> None:
-    """Refuse batches of which a process gets a single sample, where the model's batch norms need more."""
+    """Refuse batches that leave a process a single sample, if the model's batch norms need more."""
     last = data.train_size % settings.batch_size or settings.batch_size
     if last >= 2 * world:
         return
@@ -192,7 +192,7 @@ def check_batches(settings: Settings, data: Data, world: int, model: nn.Module) 
 
 
 def method(settings: Settings, steps: int, backward: Callable[[nn.Module], None]) -> Method:
-    """The sparse training method, for epochs of so many steps; `backward` is what SNIP measures by."""
+    """The sparse training method, for epochs of `steps` steps; SNIP measures sensitivity by `backward`."""
     kind = METHODS[settings.method]
     if kind is Dense and settings.target:
         return _pruned_once(settings, steps)
@@ -219,9 +219,9 @@ def method(settings: Settings, steps: int, backward: Callable[[nn.Module], None]
 
 
 class PrunedOnce(GMP):
-    """SWA's first baseline: all connections live until the cycles, then the largest magnitudes do."""
+    """SWA's first baseline: all connections live until the cycles, then only those of largest magnitude."""
 
-    told: Callable[[], None] | None = None  # called just before, while the network is dense
+    told: Callable[[], None] | None = None  # called just before pruning, while the network is dense
 
     def _prune(self, network: SparseNetwork, step: int) -> None:
         if self.told is not None:
@@ -235,7 +235,7 @@ def _pruned_once(settings: Settings, steps: int) -> Method:
 
 
 def _check_ready(settings: Settings, built: Method, steps: int) -> None:
-    """Refuse a schedule of pruning that the normal phase is too short for."""
+    """Refuse a pruning schedule for which the normal phase is too short."""
     there, needed = normal(settings, steps), built.ready
     if needed > there:
         raise SparsityError(
@@ -247,7 +247,7 @@ def _check_ready(settings: Settings, built: Method, steps: int) -> None:
 
 
 def first_batch(settings: Settings, data: Data, device: torch.device, network: nn.Module) -> None:
-    """SNIP's sensitivity: one batch, the same in every process."""
+    """The backward pass for SNIP's sensitivity: of one batch, the same in every process."""
     dtype = DTYPES[precision(settings, device)]
     for x, y in islice(
         data.train_batches(settings.batch_size, settings.seed, 0, device=device, dtype=dtype), 1
@@ -256,27 +256,27 @@ def first_batch(settings: Settings, data: Data, device: torch.device, network: n
 
 
 def optimizer(settings: Settings, network: nn.Module) -> torch.optim.Optimizer:
-    """SGD with momentum; weight decay on everything, as in the paper, but for the factors of members."""
+    """SGD with momentum; weight decay on everything, as in the paper, except the factors of members."""
     decay = settings.weight_decay
     trained = network.groups(decay) if isinstance(network, BatchEnsemble) else network.parameters()
     return torch.optim.SGD(trained, lr=settings.lr, momentum=settings.momentum, weight_decay=decay)
 
 
 def normal(settings: Settings, steps: int) -> int:
-    """Steps of the normal phase: all of them without cycles."""
+    """The number of steps of the normal phase; without cycles, all of them."""
     cycles = settings.cycles * epochs_to_steps(settings.cycle_epochs, steps) if settings.cyclic else 0
     return settings.epochs * steps - cycles
 
 
 def drop_epochs(settings: Settings, epochs: float) -> list[int]:
-    """The epochs after which the rate drops, rounded down; 0.7 * 90 is 63, though it is below in floats."""
+    """The epochs after which the rate drops, rounded down; 0.7 * 90 is 63, though it is less in floats."""
     return [int(fraction * epochs + 1e-9) for fraction in settings.milestones]
 
 
 def learning_rate(settings: Settings, steps: int) -> Schedule:
     """The rate at each step of the normal phase: warm-up, then drops at milestones in whole epochs.
 
-    In so short a training that a milestone comes before its first epoch is over there is no such drop.
+    If a training run is so short that a milestone falls within its first epoch, that drop is left out.
     """
     of_training = settings.milestones_of == "training"
     epochs = settings.epochs if of_training else normal(settings, steps) / steps
@@ -286,7 +286,7 @@ def learning_rate(settings: Settings, steps: int) -> Schedule:
 
 
 def loss(settings: Settings, logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over the samples (and members), in float32 at least; 0 if there are none."""
+    """The mean loss over the samples (and members), in float32 at least; 0 if there are no samples."""
     logits, y = as_one_batch(logits, y)
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()

@@ -1,4 +1,4 @@
-"""`evaluate`: what networks of runs, or ticket files, are worth on data, each and together."""
+"""`evaluate`: how good networks of runs, or of ticket files, are on some data, each alone and together."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def evaluate(
     model: str | None = None,
     holdout: float = 0.0,
 ) -> dict[str, Any]:
-    """Scores, calibration, sparsity and FLOPs of a network; of several, also how different, and together.
+    """Scores, calibration, sparsity and FLOPs of networks; of several, also how they differ and do together.
 
-    A path is a run's folder (with `tickets`: its single tickets) or a ticket file. `model` is the function
-    that makes networks which are not the library's own: the one that a file names is not imported. With a
-    `holdout`, they are judged by that share of the training data instead of by the test data.
+    A path is a run's folder (with `tickets`: its single tickets) or a ticket file. `model` names the function
+    that makes networks which are not the library's own: one that a file names is never imported. With a
+    `holdout`, networks are evaluated on that share of the training data instead of on the test data.
     """
     read = saved.singles if tickets else lambda path: [saved.result(path)]
     found = [one for path in paths for one in read(path)]
@@ -80,7 +80,7 @@ def _data(name: str, folder: str | None, holdout: float) -> Data:
         return load_data(name, folder, holdout=holdout)
     except SparsityError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:  # a folder that no folder can be called
+    except (OSError, ValueError, RuntimeError) as error:  # such as a name that no folder can have
         raise SparsityError(f"cannot read {name} from {folder!r}: {reason(error)}") from error
 
 
@@ -121,7 +121,7 @@ def _in_precision(
 
 
 def _network(one: Saved, model: nn.Module, tally: Tally, data: Data) -> dict[str, Any]:
-    """What is told of a network; of several that predict together, non-zeros are those of one (the mean)."""
+    """All that is reported of a network; for several that predict together, `nonzero` is their mean."""
     alive = one.living(model)
     first = {name.removeprefix("networks.0."): layer for name, layer in alive.layers.items()}
     layers = {n: layer for n, layer in first.items() if not (one.together and n.startswith("networks."))}
@@ -137,7 +137,7 @@ def _network(one: Saved, model: nn.Module, tally: Tally, data: Data) -> dict[str
 
 
 def _forward(one: Saved, model: nn.Module, data: Data, alive: ModelSparsity) -> dict[str, Any]:
-    """FLOPs of a prediction, and as a share of the plain dense network of full width."""
+    """FLOPs of a prediction, and their share of those of the plain dense network of full width."""
     example = next(model.parameters()).new_zeros(1, *data.shape)
     counted, networks = flops(model, example).living(alive.densities), len(one.files)
     dense = counted.dense // networks
@@ -147,12 +147,12 @@ def _forward(one: Saved, model: nn.Module, data: Data, alive: ModelSparsity) -> 
 
 
 def _same(folder: str | None, own: str | None) -> bool:
-    """Whether this is the folder of the run's data: by default it is."""
+    """Whether `folder` is that of the run's own data; None stands for it."""
     return folder is None or (own is not None and Path(folder).resolve() == Path(own).resolve())
 
 
 def _judge(one: Saved, tally: Tally) -> None:
-    """Say so if superposing did not help, on what the run's tickets were evaluated on."""
+    """Say so if superposing did not help on the data that the run's tickets were evaluated on."""
     tickets = one.tickets if one.settings.booster in SUPERPOSING else []
     worse = verdict(tally.scores().as_dict(), tickets, one.settings.booster)
     if worse is not None:

@@ -34,7 +34,7 @@ def export(
         format: `dense` is a plain state dict, `compact` one without its zeros, `onnx` the whole network.
         out: the file; by default beside the ticket.
         model: with onnx, the function that makes a network which is not the library's own.
-        data_dir: with onnx, where images in folders are, if not where they were.
+        data_dir: with onnx, where images in folders are, if they have moved.
     """
     choice("format", format, FORMATS)
     one = saved.result(path)
@@ -57,7 +57,7 @@ def export(
 
 
 def _stem(file: Path) -> str:
-    """Without the endings of formats."""
+    """The name of a file without the ending of its format."""
     for ending in (*FORMATS.values(), file.suffix):
         if file.name.endswith(ending):
             return file.name.removesuffix(ending)
@@ -70,6 +70,6 @@ def _save_onnx(one: Saved, data: Data, path: Path) -> None:
 
 
 def _data(one: Saved, folder: str | None) -> Data:
-    """What images are like: the data are read only where nothing else says."""
+    """Data with the right shape of image; files are read only if the shape is not known otherwise."""
     name = one.settings.data
     return images(name, None, None) if name in SIZES else load_data(name, folder or one.settings.data_dir)

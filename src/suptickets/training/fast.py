@@ -3,7 +3,7 @@
 Dense weights are kept between steps (`suptickets.kept`), so nothing that is compiled or captured depends on
 which connections live. There is one graph per batch size (the last batch of an epoch is smaller), and another
 for the steps that collect the gradient of all positions. The learning rates of an epoch and the sums of loss
-and accuracy are on the device: within an epoch nothing is read back, but by methods whose counts depend on
+and accuracy are on the device: within an epoch nothing is read back, except by methods whose counts depend on
 values (GraNet, GMP, SNFS, DSR, where they prune), by superposing, and by checkpoints.
 """
 
@@ -25,7 +25,7 @@ from suptickets.training.feed import feed
 from suptickets.training.meter import Meter
 from suptickets.training.parts import Parts
 
-KINDS = 6  # of runs that compiled code is kept for: the compiler gives up at 8
+KINDS = 6  # kinds of run to keep compiled code for: the compiler gives up at 8
 WARM_UP = 2  # eager runs before a capture: they compile, and let cuDNN choose its algorithms
 
 
@@ -40,7 +40,7 @@ def load_compiler() -> None:
 
     def load() -> None:
         for module in ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton"):
-            with suppress(Exception):  # also what importing runs into when the process ends
+            with suppress(Exception):  # also those of an import that is cut short when the process ends
                 import_module(module)
 
     Thread(target=load, daemon=True).start()
@@ -48,7 +48,7 @@ def load_compiler() -> None:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A compiler makes many objects; looking for garbage among them costs a tenth of its time."""
+    """Do not collect garbage: among the many objects of a compiler, that takes a tenth of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -60,7 +60,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def _comparing_kernels(wanted: bool) -> Iterator[None]:
-    """Let cuDNN compare its kernels for convolutions that are new to it, if it does so at all."""
+    """Let cuDNN compare its kernels for new convolutions only if `wanted`, and if it does so at all."""
     cudnn, before = torch.backends.cudnn, torch.backends.cudnn.benchmark
     cudnn.benchmark = before and wanted
     try:
@@ -70,7 +70,7 @@ def _comparing_kernels(wanted: bool) -> Iterator[None]:
 
 
 def inductor_options(model: nn.Module) -> dict[str, Any]:
-    """For a GPU; parts of a model may ask for more, in an attribute of this name."""
+    """The compiler's options for a GPU; parts of a model may add their own, in an attribute of this name."""
     asked = [getattr(module, "inductor_options", {}) for module in model.modules()]
     return {"combo_kernels": True, **{name: value for own in asked for name, value in own.items()}}
 
@@ -82,7 +82,7 @@ class FastStep:
         """Take over the network and the optimizer, as they are now."""
         self.parts, self.cuda = parts, parts.processes.device.type == "cuda"
         device = parts.processes.device
-        dtype = torch.float32 if self.cuda else parts.dtype  # what fused optimizers take
+        dtype = torch.float32 if self.cuda else parts.dtype  # which fused optimizers take
         self.rates = torch.zeros(parts.steps, dtype=dtype, device=device)
         self.lr = torch.zeros(1, dtype=dtype, device=device)
         self.index = torch.zeros(1, dtype=torch.int64, device=device)
@@ -105,7 +105,7 @@ class FastStep:
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def _make_room(self) -> None:
-        """A run of a kind that was there before compiles nothing; beyond some kinds, all is forgotten."""
+        """Note the run's kind, for which code is compiled once; with `KINDS` noted, forget all first."""
         s, parts = self.parts.settings, self.parts
         small = s.sparsity if s.method == "small-dense" else None
         kind = (s.model, s.data, s.booster, s.members, s.batch_size, s.label_smoothing)
@@ -117,7 +117,7 @@ class FastStep:
 
     @staticmethod
     def suits(parts: Parts) -> bool:
-        """Whether all weights can be kept dense between steps: on one device, decayed alike, in one dtype."""
+        """Whether all weights can be kept dense between steps: one process, one weight decay, one dtype."""
         network, bf16 = parts.network, parts.precision == "bf16"
         trained = [w for w in network.weights.values() if w.values.requires_grad]
         decays = set() if network.state is None else {network.state.decay[w.name] for w in trained}
@@ -146,7 +146,7 @@ class FastStep:
         return torch.optim.SGD(groups, lr=self.lr[0], momentum=momentum, fused=True) if groups else None
 
     def _link(self, *_: object) -> None:
-        """Let the rest share the optimizer's state; what was captured with another state is forgotten."""
+        """Let `rest` share the optimizer's state, and forget what was captured with another state."""
         own = self.parts.optimizer.state
         groups = [] if self.rest is None else self.rest.param_groups
         for parameter in [p for group in groups for p in group["params"]]:
@@ -174,7 +174,7 @@ class FastStep:
             yield
 
     def step(self, size: int) -> None:
-        """One step, and what it sets off."""
+        """Do one step, and what the network does before and after it."""
         parts, network = self.parts, self.parts.network
         for group in parts.optimizer.param_groups:
             group["lr"] = parts.rate(network.step + 1)
@@ -191,7 +191,7 @@ class FastStep:
             self._forget()
 
     def _run(self, size: int) -> None:
-        """Replay the step's graph; the first times run it as it is, the next captures it."""
+        """Replay the step's graph; the first calls run the step directly, and the next one captures it."""
         key = size, self.parts.network.collection.active
         if self.cuda and key not in self.graphs and self.runs[key] >= WARM_UP:
             self.graphs[key] = graph = torch.cuda.CUDAGraph()
@@ -211,7 +211,7 @@ class FastStep:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On the stream of the captures, as CUDA asks of what is captured later."""
+        """Work on the stream of the captures, as CUDA requires for what is captured later."""
         if not self.cuda:
             yield
             return
@@ -222,7 +222,7 @@ class FastStep:
         main.wait_stream(self.stream)
 
     def _body(self, size: int) -> None:
-        """All that a step computes. Whole batches only are worth compiling and comparing kernels for."""
+        """All that a step computes. Only whole batches are worth compiling and comparing kernels for."""
         full = size == min(self.parts.settings.batch_size, self.parts.data.train_size)
         forward = self.forward if full else self._forward
         if self.kept is not None:
@@ -237,7 +237,7 @@ class FastStep:
             self.rest.step()
 
     def _forward(self, size: int) -> Tensor:
-        """The loss. What is counted is counted here, where it is compiled into few kernels."""
+        """The loss. All counting is done here too, where it is compiled into few kernels."""
         x, y = self.feed.batch(size)
         loss, logits = self.parts.loss(x, y)
         with torch.no_grad():

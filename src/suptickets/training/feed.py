@@ -1,4 +1,4 @@
-"""Batches for a step that is captured once and replayed: always in the same place."""
+"""Batches for a step that is captured once and replayed: they are always in the same place."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Feed(Protocol):
     """Where a captured step finds its batch."""
 
     def epoch(self, epoch: int, done: int) -> Iterator[int]:
-        """Before each step of an epoch, make its batch ready; gives the size of the batch."""
+        """Make the batch of each step of an epoch ready, from step `done` on, and yield its size."""
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
-        """The batch of `size` samples that is ready, by operations that can be captured."""
+        """The batch of `size` samples that is ready, made by operations that can be captured."""
 
     def advance(self, size: int) -> None:
-        """After a step, likewise."""
+        """Move on to the next batch, by operations that can be captured too."""
 
 
 def feed(parts: Parts) -> Feed:
-    """Data that live on the device are augmented there, as part of the step; others are sent."""
+    """The feed of a run: data on the device are augmented there, as part of the step; others are sent."""
     data, device = parts.data, parts.processes.device
     if isinstance(data, ArrayData) and data.train_x.device == device:
         return Resident(data, parts)
@@ -37,7 +37,7 @@ def feed(parts: Parts) -> Feed:
 
 
 class Resident:
-    """Bytes and the epoch's plan on the device: a step gathers, crops, flips and normalises its own batch."""
+    """Bytes and the epoch's plan are on the device: a step gathers, crops, flips and normalises its batch."""
 
     def __init__(self, data: ArrayData, parts: Parts) -> None:
         """Make room for a plan."""
@@ -49,7 +49,7 @@ class Resident:
         self._drawn = 0
 
     def epoch(self, epoch: int, done: int) -> Iterator[int]:
-        """The plan of the next epoch is drawn while the device is still at work on this one."""
+        """See `Feed.epoch`; the plan of the next epoch is drawn while the device still works on this one."""
         self.plan.fill(self._draw(epoch))
         self.place.fill_(done * self.batch_size)
         sizes = [part.stop - part.start for part in shares(self.data.train_size, self.batch_size, skip=done)]

@@ -1,7 +1,7 @@
 """The folder of a run: settings, metrics, checkpoint, tickets, summary, report.
 
-Every file is written beside its place and moved there, so that a crash, a kill or a full disk leaves the last
-good one. Nothing in it is pickled code.
+Every file but the metrics, to which lines are added, is written beside its place and moved there, so that a
+crash, a kill or a full disk leaves the last good one. Nothing in the folder is pickled code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunFolder:
     """Reads and writes the files of one run."""
 
     def __init__(self, path: str | Path) -> None:
-        """Nothing is created before `begin`."""
+        """Nothing is created before `held` or `begin`."""
         self.path = Path(path)
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -65,7 +65,7 @@ class RunFolder:
         return list(takewhile(Path.exists, map(self.single, count(1))))
 
     def all_singles(self, expected: int) -> list[Path]:
-        """The files of all single tickets of a run that kept so many; refuses when some are gone."""
+        """The files of all single tickets of a run that kept `expected` of them; refuses if some are gone."""
         found = self.singles()[:expected]
         if len(found) < expected:
             there = len(list(self.single(1).parent.glob("ticket-*.safetensors")))
@@ -89,8 +89,8 @@ class RunFolder:
     def look(self, settings: Settings, *, force: bool = False, moved: bool = False) -> dict[str, Any] | None:
         """The result of this run, if it is done; refuses a folder that holds another run.
 
-        A summary that is damaged, or whose network is missing, does not count: the run is finished again from
-        its checkpoint. `moved`: its data may be elsewhere now.
+        If the summary is damaged or its network is missing, but there is a checkpoint, the run is not done:
+        it is finished again from there. `moved`: its data may be elsewhere now.
         """
         if force:
             return None
@@ -114,10 +114,10 @@ class RunFolder:
                 f"{self.summary} is damaged, and there is no checkpoint to write it again from: start over "
                 "with --force"
             )
-        return {**summary, "run": str(self.path)} if done else None  # it may have been moved
+        return {**summary, "run": str(self.path)} if done else None  # the folder may have been moved
 
     def _trained_with(self) -> Settings | None:
-        """Where the config is gone: what the network says of its settings or, before that, the checkpoint."""
+        """The settings if the config is gone: from the network or, if there is none, from the checkpoint."""
         wrong = (OSError, SafetensorError, ValueError, TypeError, KeyError, SparsityError)
         with suppress(*wrong), safe_open(self.ticket, "pt") as file:
             return settings_from(json.loads(file.metadata()["suptickets"])["settings"], self.ticket)
@@ -127,9 +127,9 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep others from this folder; the kernel lets go of it when the process ends, however it ends.
+        """Lock the folder against others; the kernel releases it when the process ends, however it ends.
 
-        Workers of a process that was killed hold on to it for a few seconds more.
+        Workers of a process that was killed hold the lock for a few seconds more.
         """
         self._make()
         holder, patience = os.open(self.path, os.O_RDONLY), time.monotonic() + PATIENCE
@@ -151,7 +151,7 @@ class RunFolder:
             raise SparsityError(f"cannot make the folder {self.path}: {error.strerror}") from error
 
     def begin(self, settings: Settings, *, force: bool = False) -> None:
-        """Make the folder this run's; with `force` forget what an earlier one left."""
+        """Make this the folder of a run; with `force`, remove what an earlier run left."""
         self._make()
         try:
             if force:
@@ -212,14 +212,14 @@ class RunFolder:
     def save_ticket(
         self, state: Mapping[str, Tensor], about: Mapping[str, Any], number: int | None = None
     ) -> None:
-        """The final network (or a single ticket), dense with exact zeros, and what is needed to use it."""
+        """Write the final network (or a single ticket), dense with exact zeros, and what its use needs."""
         file = self.ticket if number is None else self.single(number)
         file.parent.mkdir(exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
         write(file, lambda path: save_tensors(unshared(tensors), path, {"suptickets": to_json(about)}))
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
-        """The result; a folder that has one is done."""
+        """Write the result; a run whose folder has one is done."""
         write(self.summary, lambda path: path.write_text(to_json(summary, indent=2) + "\n"))
 
     def load_summary(self) -> dict[str, Any] | None:
@@ -234,7 +234,7 @@ class RunFolder:
 
 
 def _whole(summary: Mapping[str, Any]) -> bool:
-    """Whether all is there that is shown of it, as it was written."""
+    """Whether a summary has all that is shown of it, in the form in which it is written."""
     parts = [summary.get(key) for key in ("start", "superposed", "ensemble")]
     tickets = summary.get("tickets")
     numbers = all(isinstance(summary.get(key), float | int) for key in (*SCORES, "sparsity", "explored"))
@@ -243,14 +243,14 @@ def _whole(summary: Mapping[str, Any]) -> bool:
 
 
 def _readable(ticket: Path) -> bool:
-    """Whether it is there, and whole as far as its head tells."""
+    """Whether a ticket is there and, as far as its header tells, whole."""
     with suppress(OSError, SafetensorError), safe_open(ticket, "pt"):
         return True
     return False
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as its standard has it: a number that does not exist, or is infinite, is null."""
+    """Standard JSON: a number that is not finite becomes null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -274,7 +274,7 @@ def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Write beside `path`, bring it to the disk, move it into place."""
+    """Write a file beside `path`, flush it to the disk, then move it into place."""
     part = path.with_name(path.name + ".part")
     try:
         writer(part)
@@ -290,12 +290,12 @@ def write(path: Path, writer: Callable[[Path], Any]) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """A safetensors file that others may read, like the rest; `save_file` makes private ones."""
+    """Write a safetensors file that others may read, like all files here; `save_file` writes private ones."""
     path.write_bytes(save(dict(tensors), dict(metadata)))
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tied weights as tensors of their own: the file format knows no sharing."""
+    """The tensors, with copies of those that are tied: the file format knows no sharing."""
     seen: set[int] = set()
     result = {}
     for key, tensor in tensors.items():
@@ -306,11 +306,11 @@ def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_ticket(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A ticket file, compact or not: tensors, and what was saved about them."""
+    """Read a ticket file, compact or not: its tensors, and what was saved about them."""
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("suptickets", "{}")
-            about = dict(json.loads(text, parse_constant=lambda name: None))  # NaN of older versions
+            about = dict(json.loads(text, parse_constant=lambda name: None))  # NaN, by older versions
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return unpacked(tensors, file.metadata() or {}), about
     except Exception as error:
@@ -328,7 +328,7 @@ def refuse_own(file: Path) -> None:
 
 
 def append(file: int, text: bytes) -> None:
-    """Add to an open file all of it, or nothing."""
+    """Append all of `text` to an open file, or nothing."""
     size = os.fstat(file).st_size
     if os.write(file, text) < len(text):  # the disk is full
         os.ftruncate(file, size)
@@ -336,7 +336,7 @@ def append(file: int, text: bytes) -> None:
 
 
 def locked(file: int) -> bool:
-    """Whether it is ours now; where there are no locks, it is."""
+    """Lock a file if nobody else holds it; gives whether it is ours (always, where there are no locks)."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -347,7 +347,7 @@ def locked(file: int) -> bool:
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Into a file of Python's, which says why it cannot be written; torch then says something else."""
+    """Save through a file of Python's, whose error says why it cannot be written; torch's would hide it."""
     try:
         with path.open("wb") as file:
             torch.save(state, file)

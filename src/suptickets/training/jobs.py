@@ -19,13 +19,13 @@ from suptickets.training.stop import Interrupted, asked_to_stop
 
 CONTROL = "nvidia-cuda-mps-control"
 PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 0)"
-VISIBLE = "CUDA_VISIBLE_DEVICES"  # for the runs: its daemon would number devices anew, and they again
-Run: TypeAlias = tuple[subprocess.Popen[str], Thread]  # and who passes its messages on
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # for the runs only: the daemon would number devices anew, and they again
+Run: TypeAlias = tuple[subprocess.Popen[str], Thread]  # a process, and the thread that passes its messages on
 
 
 @contextlib.contextmanager
 def shared_gpu() -> Iterator[dict[str, str]]:
-    """The environment in which processes share a GPU: by NVIDIA's MPS, where it can be started."""
+    """Environment variables by which processes share a GPU: those of NVIDIA's MPS, if it can be started."""
     if shutil.which(CONTROL) is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield {}
         return
@@ -41,7 +41,7 @@ def shared_gpu() -> Iterator[dict[str, str]]:
 
 
 def _reached(environment: Mapping[str, str]) -> bool:
-    """Whether a process finds a GPU by MPS: the daemon may start where its server cannot."""
+    """Whether a process finds a GPU through MPS: the daemon may start where its server cannot."""
     command = [sys.executable, "-c", PROBE]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True).returncode == 0
 
@@ -51,7 +51,7 @@ def run_together(
 ) -> None:
     """Run `suptickets` with each of the named arguments, at most `jobs` at a time.
 
-    Their messages get the name. One that fails does not stop the others. A request to stop is passed on.
+    Messages begin with the name. A run that fails does not stop the others. A request to stop is passed on.
     """
     waiting, running = list(commands), dict[str, Run]()
     failed: list[str] = []
@@ -76,7 +76,7 @@ def run_together(
 
 
 def refuse(failed: Sequence[str], runs: int) -> None:
-    """Say which of so many runs have failed, if there are any."""
+    """Raise an error that names the runs that failed, if there are any."""
     if failed:
         raise TrainingError(f"{len(failed)} of {runs} runs failed: {', '.join(failed)} (see above)")
 

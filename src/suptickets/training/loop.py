@@ -33,14 +33,14 @@ from suptickets.training.settings import Settings
 from suptickets.training.stop import Interrupted, asked_to_stop
 
 SAVE, STOP = 1, 2
-RATES = 8  # learning rates that are told of an epoch
+RATES = 8  # learning rates that are logged for an epoch
 
 
 class Trainer(Parts):
-    """One run: the way from its first step to its last."""
+    """One run, from its first step to its last."""
 
     def __init__(self, settings: Settings, data: Data, processes: Processes) -> None:
-        """Build everything from the settings; nothing is read or written."""
+        """Build everything from the settings; teachers that these name are read, and nothing is written."""
         super().__init__(settings, data, processes)
         if self.tickets is not None:
             self.tickets.told = self._score_ticket
@@ -48,17 +48,17 @@ class Trainer(Parts):
         if settings.teachers:
             self._learn_from(teaching.given(settings), 0.0)
         self.start: Scores | None = None
-        self.before_pruning: Scores | None = None  # of a network that is pruned before the cycles
+        self.before_pruning: Scores | None = None  # scores of a network that is pruned before the cycles
         if isinstance(self.network.method, build.PrunedOnce):
             self.network.method.told = self._score_dense
         self.scores: list[Scores] = []
         self.saved: int | None = None  # the step of the last checkpoint
-        self.had = processes.world  # processes that wrote it
+        self.had = processes.world  # the number of processes that wrote it
         self.last = math.nan, math.nan  # loss and accuracy of training when they were last read
         self.on_gpu = processes.device.type == "cuda"
 
     def stepper(self, say: Callable[[str], None]) -> PlainStep | FastStep:
-        """How the steps are done: fast on a GPU, unless `--no-compile` or float32 is asked for."""
+        """How steps are done: the fast way if they are compiled (`build.compiles`) and it suits the run."""
         if not build.compiles(self.settings, self.processes.device):
             return PlainStep(self)
         if not FastStep.suits(self):
@@ -90,24 +90,24 @@ class Trainer(Parts):
                     elif progress.due():
                         self._show(progress, self._line(None if self.on_gpu else self._so_far()))
                     if self.tickets is not None and self.network.step == self.tickets.start:
-                        self._keep(folder)  # should data to test on be damaged, that is seen only now
+                        self._keep(folder)  # evaluating may find that the test data are damaged
                         self.start = self.evaluate(self.model)
                     self._pause(folder, stop)
             stepper.close()
             return self._finish(folder)
 
     def _learn_from(self, teachers: list[Saved], spent: float) -> None:
-        """Take their loss; they cost what was `spent` on them, and a pass of each at every step."""
+        """Take the teachers' loss; they cost what was `spent` on them, and a pass of each at every step."""
         self.distillation, passes = teaching.distillation(self, teachers)
         self.teaching = spent + passes
         self.seed()  # building networks draws from the same generator
 
     def _so_far(self) -> Tensor:
-        """The meter within an epoch, as if the other processes had seen what this one has."""
+        """The meter within an epoch, as if every process had seen what this one has."""
         return self.meter.values() * self.processes.world
 
     def _enter(self, epoch: int) -> int:
-        """Begin an epoch, or go on in the middle of it; the steps of it that are done."""
+        """Begin an epoch, or go on in the middle of it; returns how many of its steps are done."""
         done = self.network.step - epoch * self.steps
         if done == 0:
             self.meter.reset()
@@ -177,23 +177,23 @@ class Trainer(Parts):
             )
 
     def phase(self) -> str:
-        """normal, or which cycle."""
+        """The phase of the run: `normal`, or which cycle."""
         phase = None if self.tickets is None else self.tickets.phase(self.network.step)
         return "normal" if phase is None else f"cycle {phase[0] + 1} of {self.settings.cycles}"
 
     def evaluate(self, model: nn.Module) -> Scores:
-        """On the whole test set, not augmented, over all processes."""
+        """The scores of a network on the whole test set, not augmented, over all processes."""
         return self.tally(model).scores()
 
     def tally(self, model: nn.Module) -> Tally:
-        """All that is counted of a network's predictions."""
+        """All that is counted of a network's predictions on the test set."""
         tally = Tally(self.processes.device)
         self._test(model, lambda x, y: tally.add(self._predict(model, x), y))
         self.processes.sum(tally.tensors())
         return tally
 
     def panel(self, model: Members) -> Panel:
-        """The same for each member of a network, and for all together."""
+        """What `tally` counts, for each member of a network and for all together."""
         panel = Panel(model.size, self.processes.device)
         self._test(model, lambda x, y: panel.add(self._predict(model.members, x).unbind(), y))
         self.processes.sum(panel.tensors())
@@ -217,7 +217,7 @@ class Trainer(Parts):
     # ---- stopping, going on, finishing ----
 
     def _pause(self, folder: RunFolder, stop: list[int]) -> None:
-        """Write a checkpoint when it is time to; stop when asked to."""
+        """Write a checkpoint when one is due; stop when asked to."""
         due = time.monotonic() - self.last_save >= self.settings.checkpoint_every
         wanted = self.processes.most(STOP if stop else SAVE if due else 0)
         if wanted:
@@ -232,7 +232,7 @@ class Trainer(Parts):
         self._save(folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on; of what each process has its own, all of them."""
+        """All that the rest of the run depends on; where each process has its own value, those of all."""
         p = self.processes
         self.explored.update()
         alive = self.network.weights
@@ -253,7 +253,7 @@ class Trainer(Parts):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`; with another number of processes, the first has the old ones' sums."""
+        """Go on from `state_dict()`; with another number of processes, the first takes the sums of all."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.tickets is not None and state["tickets"] is not None:
@@ -286,7 +286,7 @@ class Trainer(Parts):
         self.saved, self.last_save = self.network.step, time.monotonic()
 
     def _resume(self, folder: RunFolder) -> float:
-        """Load the last checkpoint, if there is one; the seconds that were spent before."""
+        """Load the last checkpoint, if there is one; returns the seconds that were spent before it."""
         state = self.processes.first(folder.load_checkpoint)
         if state is not None:
             try:
@@ -302,7 +302,7 @@ class Trainer(Parts):
 
 
 def _compact(state: dict[str, Any]) -> dict[str, Any]:
-    """Without what a tensor's storage holds beside it: `torch.save` would write that too."""
+    """Clone tensors whose storage holds more than they do: `torch.save` would write all of it."""
 
     def compact(tensor: Tensor) -> Tensor:
         return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
@@ -312,7 +312,7 @@ def _compact(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _packed(lived: Tensor, alive: Tensor) -> Tensor:
-    """The bits of all but what is `alive`, which the network knows, compressed."""
+    """The bits, compressed, without those that are `alive`: the network knows these."""
     bits = np.unpackbits(lived.cpu().numpy())
     bits[alive.cpu().numpy()] = 0
     packed = zlib.compress(np.packbits(bits).tobytes(), level=1)

@@ -1,4 +1,4 @@
-"""Loss and accuracy of an epoch, added up where the losses are: a step waits for nothing."""
+"""Loss and accuracy of an epoch, added up on the device of the losses: a step waits for nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Meter:
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-        """Take note of a step: its mean loss, and its predictions; counted with the next ones."""
+        """Note a step's mean loss and predictions; they are counted later, together with the next ones."""
         self._waiting.append((loss.detach(), logits.detach(), y))
         if len(self._waiting) == LATER:
             self._count()

@@ -1,4 +1,4 @@
-"""Several predictors on the same data: the scores of each, how different they are, what they say together."""
+"""Several predictors on the same data: the scores of each, how different they are, and their ensemble."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suptickets.measure.predictions import Tally
 
 
 class Panel:
-    """Running sums over batches; of one predictor there is no diversity, and the ensemble is itself."""
+    """Running sums over batches; a single predictor has no diversity, and is its own ensemble."""
 
     def __init__(self, predictors: int, device: torch.device | str = "cpu") -> None:
         """Nothing counted yet."""
@@ -22,7 +22,7 @@ class Panel:
         self.ensemble = Tally(device)
 
     def add(self, logits: Sequence[Tensor], labels: Tensor) -> None:
-        """Count a batch: the logits of each predictor for it."""
+        """Count a batch, given the logits of each predictor for it."""
         for tally, own in zip(self.each, logits, strict=True):
             tally.add(own, labels)
         if self.diversity is not None:
@@ -35,10 +35,10 @@ class Panel:
         return tallies + ([] if self.diversity is None else self.diversity.tensors())
 
     def difference(self) -> dict[str, float] | None:
-        """Disagreement and KL, for JSON."""
+        """Disagreement and KL, for JSON; None for a single predictor."""
         return None if self.diversity is None else self.diversity.scores().as_dict()
 
 
 def details(tally: Tally) -> dict[str, Any]:
-    """What is told of predictions beside their scores, for JSON."""
+    """What is reported of predictions besides their scores, for JSON."""
     return {"top5": tally.top5(), "reliability": [one.as_dict() for one in tally.reliability()]}

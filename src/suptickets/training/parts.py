@@ -1,4 +1,4 @@
-"""What a run is made of, and the one definition of a step that all ways of doing it share."""
+"""The parts of a run, and the one definition of a step that the fast and the plain way share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from suptickets.training.settings import Settings
 
 
 class ScoredTickets(SupTickets):
-    """Sup-tickets that tell when one is collected, before anything explores on."""
+    """Sup-tickets that call `told` when a ticket is collected, before anything explores on."""
 
     told: Callable[[], None] | None = None
 
@@ -46,7 +46,7 @@ class Parts:
     """Model, optimizer, sparse network, booster, rates: everything that the settings decide."""
 
     def __init__(self, settings: Settings, data: Data, processes: Processes) -> None:
-        """Build everything from the settings; nothing is read or written."""
+        """Build everything from the settings; nothing is written."""
         self.settings, self.data, self.processes = settings, data, processes
         device, self.precision = processes.device, build.precision(settings, processes.device)
         self.dtype = build.DTYPES[self.precision]
@@ -57,7 +57,7 @@ class Parts:
             build.check_fit(self.model, data, self.dtype)
             if processes.world > 1:
                 build.check_used(self.model, data)
-        if processes.world == 1 or device.type != "cuda":  # else batch norms see all samples
+        if processes.world == 1 or device.type != "cuda":  # otherwise batch norms see all samples
             build.check_batches(settings, data, processes.world, self.model)
         if device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -116,11 +116,11 @@ class Parts:
         return self.rate(step) if cyclic is None else cyclic
 
     def example(self) -> Tensor:
-        """An input of the right kind."""
+        """An input of the right shape and dtype, on the right device."""
         return torch.zeros(1, *self.data.shape, device=self.processes.device, dtype=self.dtype)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """bf16 where it is asked for."""
+        """A context that computes in bf16, if that is the precision."""
         if self.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.processes.device.type, torch.bfloat16)
@@ -128,7 +128,7 @@ class Parts:
     # ---- a step: what all ways of doing it share ----
 
     def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and its logits; of several members, the logarithm of their mean."""
+        """The loss of a batch, and its logits; those of several members are combined (`_together`)."""
         with self.autocast():
             logits = self.forward(x)
             taught = None if self.distillation is None else self.distillation(logits, x, y)
@@ -140,12 +140,12 @@ class Parts:
         self.cost.step(dense_gradient=self.network.collection.active)
 
     def weight(self, count: int) -> float:
-        """Of the mean over `count` samples, so that the mean over processes is that over all samples."""
+        """The weight of a mean over `count` samples, so that the mean over processes is that over all."""
         size, place = self.settings.batch_size, self.network.step % self.steps
         total = min(size, self.data.train_size - place * size)
         return count * self.processes.world / total
 
 
 def _together(logits: Tensor) -> Tensor:
-    """(members, batch, classes) as (batch, classes): the same order of classes as their mean probability."""
+    """From (members, batch, classes) to (batch, classes), which ranks classes as their mean probability."""
     return logits if logits.dim() == 2 else log_softmax(logits.detach(), -1, dtype=torch.float64).logsumexp(0)

@@ -11,7 +11,7 @@ from suptickets.training.parts import Parts
 
 
 class PlainStep:
-    """Batches from the data, each given to the model, the loss and the optimizer as one would by hand."""
+    """Gives batches of the data to the model, the loss and the optimizer as one would by hand."""
 
     def __init__(self, parts: Parts) -> None:
         """Compile the model in place, if that is asked for."""

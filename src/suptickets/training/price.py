@@ -1,8 +1,8 @@
 """`flops`: what a prediction and a training cost, before anything is trained.
 
 Network, method and cycles are built as `train` builds them, and the ratios are those that it writes into
-`summary.json`: exactly, where the distribution decides how many connections a layer has; about, where the
-weights do (SNIP, GraNet, GMP, SNFS, DSR). Both relate to the plain dense network of full width.
+`summary.json`: exactly, where the distribution decides how many connections a layer has; approximately, where
+the weights do (SNIP, GraNet, GMP, SNFS, DSR). Both are relative to the plain dense network of full width.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZES = {
     "cifar100": (50_000, 100, (3, 32, 32)),
     "imagenet": (1_281_167, 1000, (3, 224, 224)),
 }
-LARGEST = 10**6  # pixels a side; the bytes of all images are counted in 64 bits
+LARGEST = 10**6  # pixels a side, so that the bytes of all images can be counted in 64 bits
 #: Methods whose final layers depend on the weights.
 BY_WEIGHTS = (SNIP, GraNet, SNFS, DSR)
 
@@ -43,9 +43,9 @@ def price(
     """FLOPs of a prediction and of a training with these settings.
 
     Args:
-        settings: of the training; the data, of which no file is read, decide what an image is like.
+        settings: of the training; the data, no file of which is read, decide what an image is like.
         classes: number of classes, if not that of the data.
-        size: pixels a side of an image, likewise.
+        size: pixels a side of an image, if not those of the data.
         final: forward cost of a trained network as a share of the dense one, where the weights decide it.
     """
     data = images(settings.data, classes, size)
@@ -79,7 +79,7 @@ def price(
 
 
 def images(name: str, classes: int | None, size: int | None) -> Data:
-    """As many images as the data have, of their shape; there is nothing in them."""
+    """As many images as the data have, of the same shape, but with nothing in them."""
     count, usual, (channels, *sides) = SIZES[name]
     for option, value in (("classes", classes), ("size", size)):
         if value is not None and value < 1:
@@ -94,7 +94,7 @@ def images(name: str, classes: int | None, size: int | None) -> Data:
 
 
 def _counted(settings: Settings, data: Data, method: Method) -> tuple[SparseNetwork, Flops]:
-    """The network as it ends, at the distribution, and its FLOPs."""
+    """The network at its final sparsity, spread as the distribution says, and its FLOPs."""
     try:
         model = build.model(settings, data)
     except (RuntimeError, MemoryError, OverflowError) as error:
@@ -110,9 +110,10 @@ def _counted(settings: Settings, data: Data, method: Method) -> tuple[SparseNetw
 def _trained(
     settings: Settings, data: Data, network: SparseNetwork, forward: Flops, final: float | None
 ) -> float:
-    """Of a dense training of as many epochs; the members of BatchEnsemble share a batch, not repeat it.
+    """The cost, as a share of a dense training of as many epochs; BatchEnsemble's members share a batch.
 
-    Distillation: the student's, that of the run that makes its teachers, and a pass of each at every step.
+    With distillation it is the student's, that of the run that makes its teachers, and a pass of each teacher
+    at every step.
     """
     shapes = {name: layer.shape for name, layer in network.layers.items()}
     steps, samples = data.steps(settings.batch_size), data.train_size
@@ -127,7 +128,7 @@ def _trained(
 def run_flops(
     settings: Settings, forward: Flops, shapes: Shapes, steps: int, samples: int, final: float | None = None
 ) -> TrainingFlops:
-    """Of a run whose epochs have so many steps and samples; SNIP's batch is not taken."""
+    """FLOPs of a run whose epochs have so many steps and samples; SNIP's batch is not run."""
     cycles = {"cycles": settings.cycles, "cycle_steps": epochs_to_steps(settings.cycle_epochs, steps)}
     return training_flops(
         forward,
@@ -142,7 +143,7 @@ def run_flops(
 
 
 def _layers(network: SparseNetwork, counted: Flops, *, known: bool) -> Iterator[dict[str, Any]]:
-    """Dense and sparse FLOPs of each, and which are dense; None for what only a trained network knows."""
+    """Each layer with its connections and FLOPs; None for what only a trained network knows."""
     for name, layer in network.layers.items():
         living = {
             "nonzero": layer.nonzero,
@@ -156,7 +157,7 @@ def _layers(network: SparseNetwork, counted: Flops, *, known: bool) -> Iterator[
 
 
 def _notes(settings: Settings, method: Method, final: float | None) -> Iterator[str]:
-    """What the numbers relate to, and how well they are known."""
+    """What the numbers are relative to, and how well they are known."""
     yield (
         f"ratios are to the plain dense network of full width; training_ratio to one dense training of it, "
         f"of {settings.epochs} epochs"

@@ -18,8 +18,8 @@ from suptickets.errors import SparsityError
 from suptickets.weight import POSITIONS
 
 T = TypeVar("T")
-GRACE = 3.0  # seconds
-WORKSPACE = ":4096:1:16:8"  # of cuBLAS, 4 MiB instead of 32: enough for classifiers, and results repeat
+GRACE = 3.0  # seconds that a failing process leaves the first to say why
+WORKSPACE = ":4096:1:16:8"  # of cuBLAS: 4 MiB instead of 32 are enough for classifiers, and results repeat
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Whether this is the one that writes and prints."""
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
     @property
     def program(self) -> str:
-        """What begins a command that has as many processes."""
+        """The beginning of a command line that starts as many processes."""
         local = os.environ.get("LOCAL_WORLD_SIZE", self.world)
         return "suptickets" if self.world == 1 else f"torchrun --nproc-per-node {local} -m suptickets"
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
-        """Add up over processes, in place."""
+        """Add tensors up over all processes, in place."""
         if self.world > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
     def most(self, value: int) -> int:
-        """The largest that any process has."""
+        """The largest value that any process has."""
         if self.world == 1:
             return value
         largest = torch.tensor(value)
@@ -56,7 +56,7 @@ class Processes:
         return int(largest)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """A tensor on the CPU from each process."""
+        """The tensor, which is on the CPU, of each process."""
         if self.world == 1:
             return [tensor]
         gathered = [torch.empty_like(tensor) for _ in range(self.world)]
@@ -64,14 +64,14 @@ class Processes:
         return gathered
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give all processes the first one's: batch-norm statistics differ where they are not synced."""
+        """Give all processes the first one's buffers: batch-norm statistics differ unless they are synced."""
         if self.world > 1:
             for name, buffer in model.named_buffers():
-                if not name.endswith(POSITIONS):  # the same everywhere
+                if not name.endswith(POSITIONS):  # these are the same everywhere
                     dist.broadcast(buffer, 0)
 
     def first(self, action: Callable[[], T]) -> T:
-        """The first process does it; all get what came of it, or the error."""
+        """Let the first process do something; all processes get its result, or its error."""
         if self.world == 1:
             return action()
         outcome: list[Any] = [None, None]
@@ -108,7 +108,7 @@ def disconnect() -> None:
 
 
 def speaks(message: str) -> bool:
-    """Whether this process should say it: it is alone, or the first that has to."""
+    """Whether this process should print the message: it is alone, or the first that has to."""
     if not (dist.is_available() and dist.is_initialized()):
         return is_main()
     try:
@@ -119,7 +119,7 @@ def speaks(message: str) -> bool:
 
 
 def deserted(error: BaseException) -> bool:
-    """Whether an error only says that another process has ended, which has its own reason."""
+    """Whether an error only says that another process has ended, which tells its own reason."""
     together = dist.is_available() and dist.is_initialized() and isinstance(error, RuntimeError)
     return together and any(word in str(error) for word in ("by peer", "gloo", "NCCL"))
 
@@ -127,7 +127,7 @@ def deserted(error: BaseException) -> bool:
 def leave(status: int) -> NoReturn:
     """End the program. Threads of a process group may outlive it, and Python would abort when they wake.
 
-    One of several that fails gives the first the time to say why: torchrun stops it when any has ended.
+    Of several, one that fails gives the first the time to say why: torchrun stops it when any has ended.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         time.sleep(0 if is_main() or not status else GRACE)
@@ -153,7 +153,7 @@ def _device(name: str, local_rank: int) -> torch.device:
                 f"there is no device {name} number {index} here ({count} GPUs): use --device cpu"
             )
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
-        torch.backends.cudnn.benchmark = True  # a choice once made without it stays for the process
+        torch.backends.cudnn.benchmark = True  # set first: choices made without it stay for the process
         torch.backends.cudnn.benchmark_limit = 0  # all kernels: a step of VGG-16 is 3 % faster than with 10
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)

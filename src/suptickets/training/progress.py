@@ -43,7 +43,7 @@ class Progress:
             self.live.stop()
 
     def say(self, message: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if not self.quiet:
             (self.console.print if self.live else print_plain)(message)
 
@@ -63,7 +63,7 @@ class Progress:
         sparsity: float,
         samples: int,
     ) -> None:
-        """Where the run stands: `part` of the epoch (the first is 1) of so many samples is done."""
+        """Show where the run stands: `part` of the epoch (the first is 1), which has `samples`, is done."""
         if self.quiet:
             return
         self.shown = time.monotonic()
@@ -81,19 +81,19 @@ class Progress:
 
 
 def print_plain(message: str) -> None:
-    """A plain line on stderr."""
+    """Print a plain line on stderr."""
     print(message, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:
-    """1:02:03, or 2:03."""
+    """Seconds as 1:02:03, or 2:03."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def score_table(networks: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A row for each of the named networks; of what has no sparsity, none is shown."""
+    """A table with a row for each of the named networks; numbers that are missing are left blank."""
     table = Table(box=None, pad_edge=False)
     for name in ("", "accuracy", "NLL", "ECE", "sparsity"):
         table.add_column(name, justify="left" if not name else "right", overflow="fold")
@@ -104,12 +104,12 @@ def score_table(networks: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _number(value: float | None, form: str) -> str:
-    """Nothing for a number that does not exist."""
+    """A number as text, empty if it does not exist."""
     return "" if value is None else format(value, form)
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
-    """The network before the cycles, every ticket, and what came of them; else the network, or its members.
+    """The network before the cycles, every ticket, and their result; else the network, and any members.
 
     Summaries of older versions have neither `before_pruning` nor `members`.
     """

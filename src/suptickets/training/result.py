@@ -57,7 +57,7 @@ def _final(trainer: Trainer, singles: list[nn.Module]) -> nn.Module:
     s, p = trainer.settings, trainer.processes
     if trainer.tickets is None:
         return trainer.network.densify()
-    if s.booster == "free-tickets":  # they do not share a basin
+    if s.booster == "free-tickets":  # its tickets do not share a basin
         return singles[-1]
     if s.batch_norm != "recompute":
         return trainer.tickets.ticket()
@@ -104,7 +104,7 @@ def _summary(
 
 
 def _panel(trainer: Trainer, final: nn.Module, singles: list[nn.Module]) -> Panel | None:
-    """The kept tickets, or the members of the network, on the test data."""
+    """The predictions of the kept tickets, or of the network's members, on the test data."""
     if singles:
         return trainer.panel(Ensemble(singles))
     return trainer.panel(final) if isinstance(final, Members) else None
@@ -122,7 +122,7 @@ def _superposes(trainer: Trainer) -> bool:
 
 
 def _living(trainer: Trainer, *, superposed: bool = False) -> dict[str, int]:
-    """Living connections of each layer: of each single ticket, or of the superposed one."""
+    """The living connections of each layer, in every single ticket or in the superposed one."""
     alive = {name: layer.nonzero for name, layer in trainer.network.layers.items()}
     return alive | (trainer.tickets.counts() if superposed and trainer.tickets is not None else {})
 
@@ -130,8 +130,8 @@ def _living(trainer: Trainer, *, superposed: bool = False) -> dict[str, int]:
 def _train_ratio(trainer: Trainer) -> float:
     """FLOPs of the training, as a share of training the plain dense network.
 
-    A batch is divided among the members of BatchEnsemble in training, and repeated in the pass that was
-    counted.
+    In training, a batch is divided among the members of BatchEnsemble; in the pass that was counted, it is
+    repeated for each.
     """
     s = trainer.settings
     passes = s.members if s.booster == "batch-ensemble" else 1
@@ -147,7 +147,7 @@ def _test_ratio(trainer: Trainer, networks: list[nn.Module], layers: list[dict[s
 
 
 def versions() -> dict[str, str]:
-    """Of what decides a result."""
+    """The versions of the software that decides a result."""
     from suptickets import __version__
 
     known = {"suptickets": __version__, "python": platform.python_version()}

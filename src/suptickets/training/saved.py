@@ -45,9 +45,9 @@ class Saved:
     explored: float | None = None
 
     def named(self, model: str | None) -> Saved:
-        """With the user's `package.module:function` in the place of the file's, which is not imported.
+        """The same with the user's `package.module:function` in place of the file's, which is not imported.
 
-        A model of the library, known by its name alone, stays what it is.
+        A model of the library, which needs no more than its name, stays as it is.
         """
         if ":" not in self.settings.model:
             return self
@@ -86,20 +86,20 @@ class Saved:
 
     @property
     def together(self) -> bool:
-        """Whether it is the several networks of a run."""
+        """Whether it consists of several networks."""
         return len(self.files) > 1
 
     @property
     def tickets(self) -> list[dict[str, float]]:
-        """The scores of the tickets that were superposed; none, if one of them has no number."""
+        """The scores of the tickets that were superposed; empty if a number is missing."""
         scores = self.about.get("tickets", [])
         return scores if all(value is not None for one in scores for value in one.values()) else []
 
 
 def living(model: nn.Module, told: Any) -> ModelSparsity:
-    """The living connections of a plain network: as it is `told` of its layers, or else its non-zeros.
+    """The living connections of a plain network: the counts that are `told`, or else its non-zeros.
 
-    New connections hold 0, so counts that the file states are preferred, where they are possible.
+    New connections hold 0, so the counts that a file states are preferred, if they are possible.
     """
     trained = {candidate.name for candidate in choose(model)}
     counted = {name: layer for name, layer in sparsity(model).layers.items() if name in trained}
@@ -111,7 +111,7 @@ def living(model: nn.Module, told: Any) -> ModelSparsity:
 
 
 def result(path: Path) -> Saved:
-    """What a run ends with: its final network, or the tickets whose predictions it averages; or a file."""
+    """Read what a run ends with: its final network, or the tickets that predict together; or read a file."""
     if not path.is_dir():
         return _file(path)
     folder = RunFolder(path)
@@ -122,7 +122,7 @@ def result(path: Path) -> Saved:
 
 
 def singles(path: Path) -> list[Saved]:
-    """The single tickets of a run; or a file."""
+    """Read the single tickets of a run, or a file."""
     if not path.is_dir():
         return [_file(path)]
     folder = RunFolder(path)
@@ -134,13 +134,13 @@ def singles(path: Path) -> list[Saved]:
 
 
 def _file(path: Path) -> Saved:
-    """A ticket; beside the others of its run, or anywhere."""
+    """Read a ticket file, which may lie in the folder of its run, or anywhere."""
     inside = path.absolute().parent
     return _placed(_read(path, [path]), RunFolder(inside.parent if inside.name == "tickets" else inside))
 
 
 def _placed(one: Saved, folder: RunFolder) -> Saved:
-    """With the place of the data that the folder knows: they may have moved since the network was written."""
+    """The same with the folder's place of the data: they may have moved since the network was written."""
     try:
         run = folder.settings()
     except SparsityError:
@@ -150,7 +150,7 @@ def _placed(one: Saved, folder: RunFolder) -> Saved:
 
 
 def _explored(folder: RunFolder) -> float | None:
-    """As the run's summary has it, if it does."""
+    """The share of explored weights in the run's summary, if it has one."""
     rate = (folder.load_summary() or {}).get("explored")
     return None if rate is None else fraction(f"explored in {folder.summary}", rate, one=True)
 
@@ -171,7 +171,7 @@ def _read(path: Path, files: Sequence[Path]) -> Saved:
 
 
 def _settings(file: Path, about: Mapping[str, Any]) -> Settings:
-    """Those that a file tells, when all else that it tells makes sense too."""
+    """The settings that a file states; refuses it if what else it states makes no sense."""
     if not {"settings", "nonzero", "parameters"} <= about.keys() or not isinstance(about["settings"], dict):
         raise SparsityError(f"{file} does not say which model it is: it was not written by suptickets train")
     total = whole(f"parameters in {file}", about["parameters"])
@@ -194,7 +194,7 @@ def _number(value: Any) -> bool:
 
 
 def _check(file: Path, state: Mapping[str, Tensor], settings: Settings) -> None:
-    """Refuse tensors with which nothing can be predicted, and settings that they cannot come from."""
+    """Refuse tensors that cannot predict anything, and settings that they cannot come from."""
     for name, tensor in state.items():
         if tensor.is_complex() or not bool(torch.isfinite(tensor.double()).all()):
             raise SparsityError(f"{name} in {file} has numbers that are not finite: the network is no good")

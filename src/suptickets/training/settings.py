@@ -48,7 +48,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("auto", "fp32", "bf16", "fp64"),
     "log": ("none", "tensorboard", "wandb"),
 }
-# Where things are and how they are kept, not what is done: no part of a run's identity.
+# Where things are and how they are kept, not what is computed: these are no part of a run's identity.
 UNSAID = ("workers", "checkpoint_every", "log")
 _PLACE = ("data_dir", *UNSAID)
 _BASE = ("epochs", "cycles", "lr")  # what a booster derives its own settings from
@@ -127,7 +127,7 @@ class Settings:
     log: str = option("log to: none (but metrics.jsonl), tensorboard, wandb", "none")
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, before anything is built."""
+        """Refuse impossible settings before anything is built."""
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise unknown(name.replace("_", "-"), getattr(self, name), known)
@@ -178,7 +178,7 @@ class Settings:
         return f"{program} {shlex.join(['train', *words])}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For `config.json`."""
+        """All settings as plain values, for `config.json`."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in dataclasses.asdict(self).items()}
 
     def identity(self) -> str:
@@ -192,14 +192,14 @@ class Settings:
         return [f"{n}: {theirs.get(n)} -> {ours.get(n)}" for n in names if ours.get(n) != theirs.get(n)]
 
     def mattering(self) -> dict[str, Any]:
-        """All that decides what is computed; where the data are only if the place is their name."""
+        """The settings that decide what is computed, with the place of the data only if it is their name."""
         kept = {key: value for key, value in self.as_dict().items() if key not in _PLACE}
         placed = self.data == "folder" and self.data_dir is not None
         return kept | ({"data_dir": os.path.realpath(str(self.data_dir))} if placed else {})
 
 
 def place(folder: str) -> str:
-    """The same folder from anywhere; `..` is left to links."""
+    """The absolute path of a folder; `..` is kept, since it may follow a link."""
     return str(Path(folder).expanduser().absolute())
 
 
@@ -232,8 +232,8 @@ def recipes() -> dict[str, dict[str, Any]]:
 def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Settings:
     """Settings from flags, over a file, over what the booster asks for, over a recipe.
 
-    A flag that has no effect with the booster is refused. A file may say more than is used: a run's
-    `config.json` says all.
+    A flag that has no effect with the booster or the method is refused. A file may hold more than is used: a
+    run's `config.json` holds everything.
     """
     settings = build(_values({**(read_config(config) if config else {}), **flags}))
     if settings.data_dir is not None:
@@ -246,7 +246,7 @@ def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Setti
 
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, over what the booster asks for, over a recipe."""
+    """The values that are given, over what the booster asks for, over a recipe."""
     for key in ("recipe", "data", "booster"):
         _typed(key, given.get(key), str | None)
     known = recipes()
@@ -258,7 +258,7 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asked_by_booster(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a booster needs otherwise than the recipe has it."""
+    """The settings in which a booster differs from the recipe."""
     hints = get_type_hints(Settings)
     epochs, cycles, lr = (_typed(name, values[name], hints[name]) for name in _BASE)
     return boosters.asked(given.get("booster"), epochs, cycles, lr, longer="epochs" not in given)
@@ -277,7 +277,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def _once(path: str | Path, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A mapping whose names are there once."""
+    """The pairs as a mapping; refuses a name that occurs twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]

@@ -12,7 +12,7 @@ from suptickets.training.progress import score_table
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
-    """Lists as tables, values as lines."""
+    """Print lists as tables, values as lines."""
     for key, value in result.items():
         if isinstance(value, list) and value:
             console.print(table(value))
@@ -21,7 +21,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
 
 
 def show_flops(result: Mapping[str, Any], console: Console) -> None:
-    """The cost layer by layer, the whole of it, and what it relates to."""
+    """Print the cost layer by layer, the whole of it, and what it is relative to."""
     show({"layers": result["layers"]}, console)
     show({key: value for key, value in result.items() if key not in ("notes", "layers")}, console)
     for note in result["notes"]:
@@ -29,7 +29,7 @@ def show_flops(result: Mapping[str, Any], console: Console) -> None:
 
 
 def show_evaluation(result: Mapping[str, Any], console: Console) -> None:
-    """Scores, what they cost, how well they are calibrated, and the layers; of several networks, numbered."""
+    """Print scores, costs, calibration and layers; several networks are numbered."""
     networks = result.get("networks", [result])
     several = {f"{n}  {one['path']}": one for n, one in enumerate(networks, 1) if "path" in one}
     together = result.get("ensemble", result)
@@ -65,7 +65,7 @@ def _sparsity(layers: Mapping[str, Any], name: str) -> float | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
-    """A row for each, with the columns of the first."""
+    """A table of these rows, with the columns of the first."""
     made = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for column in rows[0] if rows else ():
         made.add_column(column, overflow="fold", no_wrap=column == "name")
@@ -75,7 +75,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
 
 
 def text(value: Any) -> str:
-    """A value in a few characters; nothing for None."""
+    """A value in a few characters; nothing for None and False."""
     if value is None or isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, float):

@@ -15,7 +15,7 @@ class Interrupted(TrainingError):
     """The run was asked to stop, and has written a checkpoint."""
 
 
-_asked: list[list[int]] = []  # of whoever looks; those within share the list of the outermost
+_asked: list[list[int]] = []  # the list of the outermost `asked_to_stop`, which those within share
 
 
 @contextlib.contextmanager

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 def given(settings: Settings) -> list[Saved]:
-    """The teachers that the settings name: single tickets of runs, final networks of others, files."""
+    """The teachers that the settings name: single tickets of runs, final networks of runs without, files."""
     return _found(settings, [Path(path) for path in settings.teachers])
 
 
 def trained(trainer: Trainer, folder: RunFolder, progress: Progress) -> tuple[list[Saved], float]:
-    """The single tickets of a run that is done first, and the FLOPs of its training.
+    """The single tickets of a run that is trained first, and its FLOPs, as a share of the dense training.
 
-    It has a folder of its own inside the student's, and with it a checkpoint and a result: whichever of the
-    two is interrupted goes on.
+    That run has its own folder inside the student's, with a checkpoint and a result: whichever of the two
+    runs is interrupted, it can go on.
     """
     own = RunFolder(folder.teachers)
     settings = replace(trainer.settings, booster="sup-tickets", keep_tickets=True)
     first = trainer.processes.first
-    done = first(lambda: own.look(settings, moved=True))  # with those of the student
+    done = first(lambda: own.look(settings, moved=True))  # its data are where the student's are
     if done is None:
         progress.say(f"the teachers first, in {own.path}")
         first(lambda: own.begin(settings))

@@ -34,7 +34,7 @@ AT_A_TIME = 3  # runs on one GPU: a small network does not fill it (`suptickets 
 def train(
     settings: Settings, out: str | Path | None = None, *, force: bool = False, moved: bool = False
 ) -> dict[str, Any]:
-    """Run to the end, or go on where an interrupted run with the same settings was; returns the summary.
+    """Train to the end, or go on where an interrupted run with the same settings was; returns the summary.
 
     A run that is done is not run again. `moved`: the data may be elsewhere than they were.
     """
@@ -69,7 +69,7 @@ def train(
 
 
 def _note_place(folder: RunFolder, settings: Settings, processes: Processes, progress: Progress) -> None:
-    """Write down where the data of a run that is done are now, if they are there."""
+    """Record where the data of a finished run are now, if they can be read there."""
 
     def note() -> None:
         with folder.held():
@@ -82,7 +82,7 @@ def _note_place(folder: RunFolder, settings: Settings, processes: Processes, pro
 
 
 def _data(settings: Settings, processes: Processes, progress: Progress) -> Data:
-    """Rank 0 reads first, so that a download happens once, and what is missing is said once."""
+    """Read the data, rank 0 first, so that a download happens once, and what is missing is said once."""
     read: list[Data] = []
     if processes.world > 1:
         processes.first(lambda: read.append(build.data_of(settings)))
@@ -105,7 +105,7 @@ def fits(data: ArrayData, device: torch.device) -> bool:
 
 
 def default_folder(settings: Settings) -> Path:
-    """Where a run with these settings is found again."""
+    """The default folder of a run with these settings, where it is found again."""
     name = f"{settings.data}-{settings.model.replace(':', '.')}-{settings.method}-{settings.booster}"
     sparsity = "" if settings.method == "dense" and not settings.target else f"-{settings.sparsity:g}"
     return Path("runs") / f"{name}{sparsity}-seed{settings.seed}-{settings.identity()}"
@@ -119,7 +119,7 @@ def train_seeds(
     force: bool = False,
     jobs: int | None = None,
 ) -> dict[str, Any]:
-    """Several seeds, each in a folder of its own; their summaries, means and deviations.
+    """Train several seeds, each in a folder of its own; returns their summaries, means and deviations.
 
     `jobs` of them run at a time, by default three on a GPU and one elsewhere. One that fails does not stop
     the others.
@@ -138,7 +138,7 @@ def train_seeds(
     runs, failed = list[dict[str, Any]](), list[str]()
     for one, folder in zip(each, folders, strict=True):
         try:
-            done = RunFolder(folder).look(one, force=False) if together else None  # nobody asked for it twice
+            done = RunFolder(folder).look(one, force=False) if together else None  # silent, unlike `train`
             runs.append(done or train(one, folder, force=force))
         except Interrupted:
             raise
@@ -156,7 +156,7 @@ def train_seeds(
 
 
 def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, force: bool) -> None:
-    """The same runs in processes of their own; what is wrong with the settings is found out first."""
+    """Train the runs in processes of their own; what is wrong with the settings is found out first."""
     build.check_model(each[0].model)
     check_logger(each[0].log)
     sharing = nullcontext(dict[str, str]()) if each[0].device == "cpu" else shared_gpu()

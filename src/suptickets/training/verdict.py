@@ -27,7 +27,7 @@ def verdict(
 ) -> str | None:
     """A line if the average is worse than the mean of what it averages, in accuracy or in NLL.
 
-    The average of one network is that network.
+    None otherwise, and for a single network, which is its own average.
     """
     keys = ("accuracy", "nll")
     if len(tickets) < 2 or any(one[key] is None for one in (average, *tickets) for key in keys):
