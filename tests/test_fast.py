@@ -340,6 +340,13 @@ def test_the_compiler_never_gives_up(compiled: Counter[str]) -> None:
         assert compiled["unique_graphs"] == smoothing + 1
 
 
+def test_a_known_kind_is_not_compiled_again(compiled: Counter[str]) -> None:
+    """Not even where there is no room for another."""
+    for smoothing in [*range(fast_step.KINDS), 0, 1]:
+        first_step(label_smoothing=smoothing / 100)
+    assert compiled["unique_graphs"] == fast_step.KINDS
+
+
 LOADED_ASIDE = """
 import sys, threading
 import torch

@@ -105,15 +105,16 @@ class FastStep:
             self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def _make_room(self) -> None:
-        """Note the run's kind, for which code is compiled once; with `KINDS` noted, forget all first."""
+        """Note the run's kind, for which code is compiled once; forget all before a new one too many."""
         s, parts = self.parts.settings, self.parts
         small = s.sparsity if s.method == "small-dense" else None
-        kind = (s.model, s.data, s.booster, s.members, s.batch_size, s.label_smoothing)
+        kind: tuple[Any, ...] = (s.model, s.data, s.booster, s.members, s.batch_size, s.label_smoothing)
         keys = () if self.kept is None else tuple(slot.key for slot in self.kept.slots)
-        if len(_compiled) >= KINDS:
+        kind += (small, parts.precision, parts.distillation is None, keys)
+        if kind not in _compiled and len(_compiled) >= KINDS:
             torch.compiler.reset()
             _compiled.clear()
-        _compiled.add((*kind, small, parts.precision, parts.distillation is None, keys))
+        _compiled.add(kind)
 
     @staticmethod
     def suits(parts: Parts) -> bool:
