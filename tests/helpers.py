@@ -128,7 +128,7 @@ def per_position(model, optimizer, key) -> dict[str, dict[int, float]]:
 
 
 def largest_remainder(total, shares, caps):
-    """`total` in proportion to `shares`, in whole numbers of at most `caps`; ties go to the first."""
+    """`total` in proportion to `shares`, whole numbers of at most `caps`; ties (nine digits) to the first."""
     result = [0] * len(caps)
     while True:
         open_ = [i for i in range(len(caps)) if result[i] < caps[i]]
@@ -141,7 +141,7 @@ def largest_remainder(total, shares, caps):
             continue
         for i in open_:
             result[i] = int(ideal[i])
-        order = sorted(open_, key=lambda i: -(ideal[i] - int(ideal[i])))
+        order = sorted(open_, key=lambda i: -round(ideal[i] - int(ideal[i]), 9))
         for i in order[: total - sum(result)]:
             result[i] += 1
         return result

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as some
 from torch import nn
 
@@ -252,6 +252,7 @@ narrow_lists = some.lists(
 
 
 @given(narrow_lists, some.floats(0.5, 0.9999), names, some.booleans())
+@example([(3, 4), (3, 3), (2, 3, 3, 5), (2, 3)], 0.8763504445431903, "erk", True)  # remainders that are equal
 @settings(max_examples=200)
 def test_the_limit_in_the_error_is_usable_and_the_next_one_is_not(
     shapes: Shapes, sparsity: float, name: str, dense_first: bool

@@ -73,7 +73,8 @@ def apportion(total: int, shares: Sequence[float], caps: Sequence[int]) -> list[
         quota = {i: left * (shares[i] / weight if weight > 0 else 1 / len(room)) for i in room}
         full = [i for i in room if quota[i] >= caps[i]]
         if not full:
-            by_remainder = sorted(room, key=lambda i: (math.floor(quota[i]) - quota[i], i))
+            # rounded: shares that are as near to a whole number go by their order, not by their last bit
+            by_remainder = sorted(room, key=lambda i: (round(math.floor(quota[i]) - quota[i], 9), i))
             extra = by_remainder[: left - sum(math.floor(q) for q in quota.values())]
             for i in room:
                 result[i] = math.floor(quota[i]) + (i in extra)
