@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,27 +27,42 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     """
     if not isinstance(loader, Iterable):
         raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
+    total, device = 0, next(model.parameters()).device
+    with _weighing(model) as weigh, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for batch in loader:
+            inputs, named = _inputs(model, batch)
+            size = len(next(iter((*inputs, *named.values()))))
+            total += size
+            if size:
+                weigh(size)
+                model(*(x.to(device) for x in inputs), **{k: x.to(device) for k, x in named.items()})
+    if total == 0:
+        raise SparsityError(
+            "the loader gave no batch of inputs to recompute batch-norm statistics with: give training data"
+        )
+
+
+@contextmanager
+def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
+    """Let batch norms keep running means over all calls; gives a function that tells the size of the next."""
     layers = batch_norms(model)
     kept = [(layer, layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
     modes = {module: module.training for module in model.modules()}
-    device = next(model.parameters()).device
-    size, total, seen = 0, 0, dict.fromkeys(layers, 0)
+    size, seen = 0, dict.fromkeys(layers, 0)
+
+    def tell(batch: int) -> None:
+        nonlocal size
+        size = batch
 
     def weigh(layer: nn.Module, _: Any) -> None:
-        """Keep a running mean over all calls of the layer (a pass may have several): (1 - m) old + m new."""
+        """Weigh the call by its size (a pass may have several calls): (1 - m) old + m new."""
         seen[layer] += size  # type: ignore[index]
         layer.momentum = size / seen[layer]  # type: ignore[index,assignment]
 
     hooks = [layer.register_forward_pre_hook(weigh) for layer in layers]
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            model.train()
-            for batch in loader:
-                inputs, named = _inputs(model, batch)
-                size = len(next(iter((*inputs, *named.values()))))
-                total += size
-                if size:
-                    model(*(x.to(device) for x in inputs), **{k: x.to(device) for k, x in named.items()})
+        model.train()
+        yield tell
     finally:
         for hook in hooks:
             hook.remove()
@@ -54,10 +70,6 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
             module.training = training
         for layer, momentum, tracked in kept:
             layer.momentum, layer.num_batches_tracked = momentum, tracked
-    if total == 0:
-        raise SparsityError(
-            "the loader gave no batch of inputs to recompute batch-norm statistics with: give training data"
-        )
 
 
 def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:

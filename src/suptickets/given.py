@@ -42,9 +42,15 @@ def read_ticket(
             return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
         state = state["model"]  # of a network that stores nothing sparse
     _check_tensors(state)
+    left_dense = {} if first is None else first.dense
     if layers is None:
-        left_dense = {} if first is None else first.dense
         layers = [key for key, value in state.items() if _is_weight(value) and key not in left_dense]
+    _check_layers(state, layers)
+    return Ticket.of_dense(state, layers)
+
+
+def _check_layers(state: Mapping[str, Any], layers: list[str]) -> None:
+    """Refuse a plain state dict that has no such weights."""
     missing = [key for key in layers if key not in state]
     if missing:
         raise SparsityError(f"a ticket has no {', '.join(missing)}")
@@ -57,7 +63,6 @@ def read_ticket(
         raise SparsityError(
             f"layers must name dense tensors of floating-point numbers, not {', '.join(wrong)}"
         )
-    return Ticket.of_dense(state, layers)
 
 
 def _check_network(state: Mapping[str, Any]) -> None:

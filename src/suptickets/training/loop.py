@@ -85,16 +85,20 @@ class Trainer(Parts):
             stepper = self.stepper(progress.say)
             for epoch in range(self.network.step // self.steps, self.settings.epochs):
                 for _ in stepper.epoch(epoch, self._enter(epoch)):
-                    if self.network.step % self.steps == 0:
-                        self._end_epoch(folder, progress, log)
-                    elif progress.due():
-                        self._show(progress, self._line(None if self.on_gpu else self._so_far()))
-                    if self.tickets is not None and self.network.step == self.tickets.start:
-                        self._keep(folder)  # evaluating may find that the test data are damaged
-                        self.start = self.evaluate(self.model)
+                    self._after_step(folder, progress, log)
                     self._pause(folder, stop)
             stepper.close()
             return self._finish(folder)
+
+    def _after_step(self, folder: RunFolder, progress: Progress, log: Logger) -> None:
+        """Log an epoch that has ended, show how far the run is, score the network before the cycles."""
+        if self.network.step % self.steps == 0:
+            self._end_epoch(folder, progress, log)
+        elif progress.due():
+            self._show(progress, self._line(None if self.on_gpu else self._so_far()))
+        if self.tickets is not None and self.network.step == self.tickets.start:
+            self._keep(folder)  # evaluating may find that the test data are damaged
+            self.start = self.evaluate(self.model)
 
     def _learn_from(self, teachers: list[Saved], spent: float) -> None:
         """Take the teachers' loss; they cost what was `spent` on them, and a pass of each at every step."""
