@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from suptickets.baselines.ensemble import Members
-from suptickets.errors import SparsityError, unknown
+from suptickets.errors import SparsityError, choice
 from suptickets.layers import ELIGIBLE
 from suptickets.models.shape import linked
 
@@ -83,9 +83,7 @@ def _first_of_head(links: nn.Sequential, split: str | None) -> int:
     """The place of `split`; by default, that of the first layer or block of the last third."""
     names = list(links._modules)
     if split is not None:
-        if split not in names:
-            raise unknown("module to split at", split, names)
-        return names.index(split)
+        return names.index(choice("module to split at", split, names))
     layers = [i for i, link in enumerate(links) if any(isinstance(m, ELIGIBLE) for m in link.modules())]
     if not layers:
         raise SparsityError("there is no convolution or linear layer to split at: name a module with split")

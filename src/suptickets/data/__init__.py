@@ -15,7 +15,7 @@ from suptickets.data.digits import load_digits
 from suptickets.data.fashion_mnist import load_fashion_mnist
 from suptickets.data.folder import FolderData, load_folder
 from suptickets.data.order import EpochPlan
-from suptickets.errors import SparsityError, unknown
+from suptickets.errors import SparsityError, choice
 
 WORKERS = 1024  # the most processes; more must be a mistake
 
@@ -59,8 +59,7 @@ def load_data(
         workers: processes that decode image files; data in memory need none.
         holdout: share of the training data that takes the place of the test data.
     """
-    if name not in DATA:
-        raise unknown("data", name, DATA)
+    choice("data", name, DATA)
     if workers is not None and not 0 <= workers <= WORKERS:
         raise SparsityError(f"the number of workers must be from 0 to {WORKERS}, not {workers}")
     data = _loaded(name, None if data_dir is None else Path(data_dir).expanduser())

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
-from suptickets.errors import SparsityError, unknown
+from suptickets.errors import SparsityError, choice
 from suptickets.models.resnet import resnet50, resnet50_imagenet
 from suptickets.models.small import lenet5, mlp
 from suptickets.models.vgg import vgg16, vgg_small
@@ -56,9 +56,7 @@ def build_model(
     name: str, classes: int, channels: int = 3, size: int | None = None, width: float = 1.0
 ) -> nn.Module:
     """Build the model of that name; `size` is by default the one that it is made for."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    entry = MODELS[name]
+    entry = MODELS[choice("model", name, MODELS)]
     size = entry.size if size is None else size
     for option, value in (("classes", classes), ("channels", channels), ("size", size)):
         if value < 1:

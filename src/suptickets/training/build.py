@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from suptickets.baselines import BatchEnsemble, TreeNet, as_one_batch
 from suptickets.data import Data, load_data
-from suptickets.errors import SparsityError, reason
+from suptickets.errors import SparsityError, choice, reason
 from suptickets.measure.flops import flops
 from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
 from suptickets.models import MODELS, build_model
@@ -152,8 +152,8 @@ def check_model(name: str) -> None:
     """Refuse an unknown model before any data is read."""
     if ":" in name:
         _imported(name)
-    elif name not in MODELS:
-        build_model(name, 1)
+    else:
+        choice("model", name, MODELS)
 
 
 def check_members(settings: Settings, data: Data, world: int) -> None:
@@ -162,8 +162,7 @@ def check_members(settings: Settings, data: Data, world: int) -> None:
         raise SparsityError(f"--members must be at most {MOST_MEMBERS:,}, not {settings.members:,}")
     if settings.booster != "batch-ensemble":
         return
-    last = data.train_size % settings.batch_size or settings.batch_size
-    which = "a batch" if last == settings.batch_size else "the last batch of an epoch"
+    last, which = _last_batch(settings, data)
     most = last // world // 2
     if settings.members > most:
         fewer = f"at most {most} --members, or " if most else ""
@@ -173,9 +172,15 @@ def check_members(settings: Settings, data: Data, world: int) -> None:
         )
 
 
+def _last_batch(settings: Settings, data: Data) -> tuple[int, str]:
+    """The size of the smallest batch of an epoch, and what to call it."""
+    last = data.train_size % settings.batch_size or settings.batch_size
+    return last, "a batch" if last == settings.batch_size else "the last batch of an epoch"
+
+
 def check_batches(settings: Settings, data: Data, world: int, model: nn.Module) -> None:
     """Refuse batches that leave a process a single sample, if the model's batch norms need more."""
-    last = data.train_size % settings.batch_size or settings.batch_size
+    last, which = _last_batch(settings, data)
     if last >= 2 * world:
         return
     twin, one = densified(model).train(), next(model.parameters()).new_zeros(1, *data.shape)
@@ -183,7 +188,6 @@ def check_batches(settings: Settings, data: Data, world: int, model: nn.Module) 
         with torch.no_grad(), torch.random.fork_rng():
             twin(one)
     except Exception as error:
-        which = "a batch" if last == settings.batch_size else "the last batch of an epoch"
         share = "a single sample" if world == 1 else f"{last} for {world} processes"
         raise SparsityError(
             f"{which} has {share}, and the model cannot be trained on one alone ({reason(error)}): use "

@@ -177,9 +177,7 @@ class FastStep:
     def step(self, size: int) -> None:
         """Do one step, and what the network does before and after it."""
         parts, network = self.parts, self.parts.network
-        for group in parts.optimizer.param_groups:
-            group["lr"] = parts.rate(network.step + 1)
-        parts.count()
+        parts.begin_step()
         network.before_step()
         self._refresh()
         self._run(size)

@@ -134,8 +134,10 @@ class Parts:
             taught = None if self.distillation is None else self.distillation(logits, x, y)
         return build.loss(self.settings, logits, y) if taught is None else taught, _together(logits)
 
-    def count(self) -> None:
-        """Add the coming step to the cost of the training, and its connections to those that have lived."""
+    def begin_step(self) -> None:
+        """Set the rate; add the step to the cost of the training, and its connections to those that lived."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(self.network.step + 1)
         self.explored.update()
         self.cost.step(dense_gradient=self.network.collection.active)
 

@@ -38,9 +38,7 @@ class PlainStep:
     def step(self, x: Tensor, y: Tensor) -> None:
         """Forward, backward, optimizer, on this process's share of the batch."""
         parts, optimizer = self.parts, self.parts.optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = parts.rate(parts.network.step + 1)
-        parts.count()
+        parts.begin_step()
         weight = parts.weight(len(y))
         optimizer.zero_grad()
         loss, logits = parts.loss(x, y)

@@ -22,7 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
-from suptickets.errors import SparsityError, fraction, reason, unknown
+from suptickets.errors import SparsityError, choice, fraction, reason
 from suptickets.methods import METHODS
 from suptickets.schedules import CYCLES
 from suptickets.superpose import RULES
@@ -129,8 +129,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse impossible settings before anything is built."""
         for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise unknown(name.replace("_", "-"), getattr(self, name), known)
+            choice(name.replace("_", "-"), getattr(self, name), known)
         fraction("sparsity", self.sparsity)
         fraction("--holdout", self.holdout)
         for name in _FRACTIONS:
@@ -251,8 +250,7 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
         _typed(key, given.get(key), str | None)
     known = recipes()
     name = given.get("recipe") or _recipe_for(given.get("data", "digits"))
-    if name not in known:
-        raise unknown("recipe", name, known)
+    choice("recipe", name, known)
     recipe = {key: value for key, value in known[name].items() if key != "summary"}
     return {**recipe, **_asked_by_booster({**recipe, **given}, given), **given, "recipe": name}
 
