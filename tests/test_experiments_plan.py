@@ -164,6 +164,17 @@ def test_the_rate_of_exploration_is_in_a_key_where_it_is_not_the_boosters():
     assert first == second
 
 
+def test_the_rate_of_exploration_can_be_changed_where_no_cell_varies_it(tmp_path):
+    """As in stores that were made before any did."""
+    changed = {"explore_rate": 0.2}
+    assert Mode(changes=(("explore_rate", 0.2),)).as_dict()["changes"] == changed
+    options = {"dry_run": True, "out": tmp_path / "r", "seeds": 1}
+    found = reproduce(["vgg16"], cells="method=rigl,sparsity=0.95", changes=changed, **options)
+    assert found["mode"] == "forked at scale 1, explore_rate 0.2"
+    with pytest.raises(SparsityError, match="explore_rate is what earlier-cycles varies: --cells picks some"):
+        reproduce(["vgg16", "earlier-cycles"], changes=changed, **options)
+
+
 def test_the_dry_run_tells_how_much_branches_explore(tmp_path, capsys):
     reproduce(["earlier-cycles"], cells="sparsity=0.9,cycles=9", dry_run=True, out=tmp_path / "r")
     shown = capsys.readouterr().err

@@ -425,6 +425,56 @@ def test_who_explores_alone_disturbs_no_update_of_the_method(own, criteria):
     network.check()
 
 
+def test_a_method_that_releases_takes_nothing_from_the_user():
+    class Releasing(st.RigL):
+        def update(self, network, step):
+            super().update(network, step)
+            if self.due(step):
+                network.release_gradient()
+
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, Releasing(0.8, interval=2), optimizer, seed=0)
+    network.request_gradient()
+    for batch in batches((6,), 4, count=6):
+        train_step(model, optimizer, batch)
+    assert network.collection.active and network.explore(0.3)
+
+
+def test_a_method_that_asks_for_itself_is_done_when_it_explores():
+    class Once(st.Static):
+        changes = True
+
+        def update(self, network, step):
+            if step == 3:
+                network.request_gradient()
+            if step == 5:
+                assert network.explore(0.1, "magnitude", "gradient")
+
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, Once(0.8), optimizer, seed=0)
+    collecting = []
+    for batch in batches((6,), 4, count=8):
+        train_step(model, optimizer, batch)
+        collecting.append(network.collection.active)
+    assert collecting == [False, False, True, True, False, False, False, False]
+
+
+def test_another_optimizer_asks_anew():
+    model = mlp()
+    optimizer = sgd(model)
+    network = st.sparsify(model, st.RigL(0.8, interval=2), optimizer, seed=0)
+    network.request_gradient()
+    train_step(model, optimizer, batches((6,), 4)[0])
+    network.detach()
+    assert not network.collection.active
+    network.attach(optimizer)
+    for batch in batches((6,), 4, count=3):
+        train_step(model, optimizer, batch)
+    assert network.step == 4
+
+
 def test_a_gradient_that_is_released_is_collected_on_for_the_method():
     model = mlp()
     optimizer = sgd(model)

@@ -755,7 +755,6 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "contiguous": lambda weight: weight.contiguous().zero_(),
     "register_hook": lambda weight: weight.register_hook(torch.zeros_like),
     "post-accumulate hook": lambda weight: weight.register_post_accumulate_grad_hook(torch.zeros_like),
-    "retain_grad": lambda weight: weight.retain_grad(),
 }
 
 
@@ -772,6 +771,23 @@ def test_an_optimizer_of_views_is_told_where_the_parameters_are() -> None:
         sgd([{"params": [model[1].weight], "weight_decay": 0.1}, {"params": [model[1].bias]}])
     groups = [[p for name, p in model.named_parameters() if name.endswith(end)] for end in ("weight", "bias")]
     network.attach(sgd([{"params": group} for group in groups]))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_views_that_are_leaves_are_no_parameters_either(frozen: bool) -> None:
+    model, _, _ = sparse()
+    model.requires_grad_(not frozen)
+    with torch.no_grad(), pytest.raises(st.SparsityError, match="dense view .* named_parameters"):
+        torch.optim.Adam([model[1].weight])
+    assert model[1].weight.is_leaf is frozen and hasattr(model[1].weight, "retains_grad")
+
+
+def test_a_view_that_is_kept_keeps_its_gradient() -> None:
+    model, _, _ = sparse()
+    weight = model[1].weight
+    weight.retain_grad()
+    weight.sum().backward()
+    assert torch.equal(weight.grad, torch.ones_like(weight))
 
 
 def test_a_hook_on_a_tensor_of_ones_own() -> None:

@@ -94,9 +94,12 @@ def test_a_name_that_no_file_system_takes(capsys, tmp_path: Path, monkeypatch, c
 
 
 @pytest.mark.parametrize("name", ["c", "c.txt", "c.yml"])
-def test_a_config_is_yaml_unless_its_name_says_json(capsys, tmp_path: Path, name: str) -> None:
+def test_a_config_by_another_name_is_json_or_yaml(capsys, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("sparsity: 90\n")
     assert "did you mean 0.9?" in fails(capsys, "train", "--config", tmp_path / name)
+    if name != "c.yml":  # which may have no tabs
+        (tmp_path / name).write_text('{\n\t"sparsity": 80\n}')
+        assert "did you mean 0.8?" in fails(capsys, "train", "--config", tmp_path / name)
 
 
 @pytest.mark.parametrize(("command", "nearest"), NAMES)

@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 from suptickets.booster import Booster
 from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
-from suptickets.errors import SparsityError, fraction, unknown, whole
+from suptickets.errors import SparsityError, fraction
 from suptickets.layers import Layer
 from suptickets.optimizer_state import OptimizerState, told_unattached
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
-from suptickets.rewiring import Change, rewire
+from suptickets.rewiring import Change, check_counts, rewire
 from suptickets.saved import FORMAT, check_state, keys, weight_problems
 from suptickets.steps import Steps
 from suptickets.weight import SparseWeight
@@ -57,7 +57,8 @@ class SparseNetwork:
         self.ranks = Ranks(model, self.weights.values())
         self.collection = Collection(self.weights.values(), self.ranks)
         self.steps = Steps(self._begin, self._complete, self._end, self._broken)
-        self._held = self._told = False
+        self._holders: set[str] = set()  # who has asked for the gradient: the user, the method
+        self._updating = self._told = False
         self._warned = set[str]()
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
@@ -121,7 +122,7 @@ class SparseNetwork:
         counts = {name: w.nonzero for name, w in self.changing.items() if w.nonzero < w.size}
         kept = {name: count - int(rate * count + 0.5) for name, count in counts.items()}
         done = self.rewire(kept, counts, prune, grow)
-        if self._held:
+        if self._who in self._holders:
             self.release_gradient()
         return done
 
@@ -143,12 +144,12 @@ class SparseNetwork:
         grow: str | Criterion | None = None,
     ) -> bool:
         """Prune each layer to its `kept` count, then grow it to its `final` one; False if it was skipped."""
-        self._check_counts(kept, final)
+        check_counts(self.weights, kept, final)
         pruning = prune_criterion(prune or self.method.prune)
         growing = grow_criterion(grow or self.method.grow)
         changes = [Change(self.weights[name], kept[name], final[name]) for name in kept]
         changes = [c for c in changes if not c.kept == c.final == c.weight.nonzero]
-        needing = [c for c in changes if _by_gradient(c, pruning, growing)]
+        needing = [c for c in changes if c.needs_gradient(pruning, growing)]
         if needing and not self.gradients_ready():
             return False
         if self.step and self.ranks.apart:
@@ -160,20 +161,6 @@ class SparseNetwork:
             return self._skip("layers whose counts were to change have no gradient")
         rewire([c for c in changes if c not in left], pruning, growing, self.generator, self.state)
         return True
-
-    def _check_counts(self, kept: Mapping[str, int], final: Mapping[str, int]) -> None:
-        if not isinstance(kept, Mapping) or not isinstance(final, Mapping):
-            raise SparsityError(f"counts must be a mapping from layers to numbers, not {kept!r}")
-        for name in {**kept, **final}:
-            if name not in self.weights:
-                raise unknown("layer", name, self.weights)
-            weight = self.weights[name]
-            low, high = whole("a count", kept.get(name), 0), whole("a count", final.get(name), 0)
-            if not low <= min(weight.nonzero, high) or high > weight.size:
-                raise SparsityError(
-                    f"{name} cannot be pruned to {low} and grown to {high}: it has "
-                    f"{weight.nonzero} of {weight.size} connections"
-                )
 
     @torch.no_grad()
     def global_counts(
@@ -200,13 +187,18 @@ class SparseNetwork:
 
     def request_gradient(self) -> None:
         """Collect the gradient of all positions from the next forward pass on, for `explore` to use."""
-        self._held = True
+        self._holders.add(self._who)
         self.collection.start()
 
     def release_gradient(self) -> None:
         """Forget the gradient of all positions; go on collecting only if the next step needs it."""
-        self._held = False
+        self._holders.discard(self._who)
         self.prepare()
+
+    @property
+    def _who(self) -> str:
+        """Who is at work: what the user has asked for outlasts the method's explorations, and the reverse."""
+        return "method" if self._updating else "user"
 
     def gradients_ready(self) -> bool:
         """Whether the gradient of all positions is there and finite."""
@@ -235,10 +227,11 @@ class SparseNetwork:
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
-        if self._held:  # go on: what was collected is the user's until they explore
+        if self._holders and self.collection.wanted:  # go on: what was collected is theirs until they explore
             return
         step, booster, method = self.step + 1, self.booster, self.method
-        needed = method.observes or (method.needs_gradient(step) and not self._held_off(step))
+        needed = bool(self._holders) or method.observes
+        needed |= method.needs_gradient(step) and not self._held_off(step)
         needed |= booster is not None and booster.needs_gradient(step)
         self.collection.start() if needed else self.collection.stop()
 
@@ -275,6 +268,7 @@ class SparseNetwork:
             handle.remove()
         if self.state is not None:
             self.state.leave()
+        self._holders.clear()
         self.collection.stop()
         self.ranks.leave(self.model)
 
@@ -306,7 +300,7 @@ class SparseNetwork:
 
     def _end(self) -> None:
         self.step += 1
-        held, self._held = self._held, False  # explorations of the method leave the user's gradient alone
+        self._updating = True
         try:
             self.method.observe(self)
             if not self._held_off(self.step):
@@ -316,7 +310,7 @@ class SparseNetwork:
         finally:
             if self.booster is not None:
                 self.booster.put_back()  # not before: the state of what has grown may depend on the rate
-            self._held |= held
+            self._updating = False
             self.prepare()
 
     # ---- copies, files, checks ----
@@ -346,7 +340,7 @@ class SparseNetwork:
         self.model.load_state_dict(state["model"])
         self.step = int(state["step"])
         self.generator.set_state(state["generator"].cpu())
-        self._held = False
+        self._holders.clear()
         self.prepare()
 
     def _before_load(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
@@ -395,9 +389,3 @@ class SparseNetwork:
             yield "no optimizer is attached: call network.attach(optimizer)"
         if not self.ranks.agree():
             yield "the ranks hold different connections or values"
-
-
-def _by_gradient(change: Change, pruning: Criterion, growing: Criterion) -> bool:
-    """Whether a criterion scores the layer by the gradient of all positions."""
-    prunes, grows = change.kept < change.weight.nonzero, change.final > change.kept
-    return (prunes and pruning.needs_gradient) or (grows and growing.needs_gradient)

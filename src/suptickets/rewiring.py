@@ -9,7 +9,7 @@ growth where neighbours differ in size or count. On a CPU this gains nothing, an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from suptickets.criteria import GROW, Criterion, strongest
+from suptickets.errors import SparsityError, choice, whole
 from suptickets.layout import CONNECTIONS, few, marks, rows_of
 from suptickets.optimizer_state import OptimizerState, carried, overwrite
 from suptickets.weight import SparseWeight
@@ -33,6 +34,27 @@ class Change:
     weight: SparseWeight
     kept: int
     final: int
+
+    def needs_gradient(self, prune: Criterion, grow: Criterion) -> bool:
+        """Whether one of these criteria scores the layer by the gradient of all positions."""
+        prunes, grows = self.kept < self.weight.nonzero, self.final > self.kept
+        return (prunes and prune.needs_gradient) or (grows and grow.needs_gradient)
+
+
+def check_counts(
+    weights: Mapping[str, SparseWeight], kept: Mapping[str, int], final: Mapping[str, int]
+) -> None:
+    """Refuse layers that there are not, and counts that they cannot have."""
+    if not isinstance(kept, Mapping) or not isinstance(final, Mapping):
+        raise SparsityError(f"counts must be a mapping from layers to numbers, not {kept!r}")
+    for name in {**kept, **final}:
+        weight = weights[choice("layer", name, weights)]
+        low, high = whole("a count", kept.get(name), 0), whole("a count", final.get(name), 0)
+        if not low <= min(weight.nonzero, high) or high > weight.size:
+            raise SparsityError(
+                f"{name} cannot be pruned to {low} and grown to {high}: it has "
+                f"{weight.nonzero} of {weight.size} connections"
+            )
 
 
 def rewire(

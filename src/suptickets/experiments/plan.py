@@ -51,7 +51,7 @@ class Mode:
         if isinstance(self.scale, bool) or not 0 < self.scale <= 1:
             raise SparsityError(f"--scale must be above 0 and at most 1, not {self.scale}")
         for name, _ in self.changes:
-            if name in KEY and name != "model":
+            if name in KEY and name not in ("model", *LATER):
                 raise SparsityError(f"{name} belongs to the cells, which are the paper's: --cells picks some")
             if name in FIXED:
                 raise SparsityError(f"{name} cannot be changed: it is how runs are told apart, or forked")

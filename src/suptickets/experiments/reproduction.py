@@ -17,6 +17,7 @@ from suptickets.experiments.cells import Cell, experiment, select
 from suptickets.experiments.estimate import cost, tree
 from suptickets.experiments.numbers import table
 from suptickets.experiments.plan import (
+    LATER,
     TOGETHER,
     Mode,
     Reading,
@@ -106,7 +107,10 @@ def reproduce(
 
 def _mode(scale: float, separate: bool, changes: Mapping[str, Any], cells: Iterable[Cell]) -> Mode:
     """How cells are computed; a change that leaves all runs the same does not count."""
-    usual = Mode(scale, separate)
+    usual, cells = Mode(scale, separate), list(cells)
+    for cell in cells:
+        for name in changes.keys() & dict(cell.variation).keys() & {*LATER}:
+            raise SparsityError(f"{name} is what {cell.experiment} varies: --cells picks some")
     Mode(scale, separate, tuple(changes.items()))  # refuses what cannot be changed, before values are checked
     changed = build({**resolve({}).as_dict(), **changes})
     if "model" in changes:

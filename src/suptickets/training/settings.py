@@ -292,14 +292,7 @@ def read_mapping(path: str | Path) -> dict[Any, Any]:
     except UnicodeDecodeError as error:
         raise SparsityError(f"{path} is no valid YAML or JSON: it is no text") from error
     try:
-        if not str(path).endswith(".json"):
-            import yaml
-
-            node, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
-            if isinstance(node, yaml.MappingNode):
-                _once(path, [(key.value, None) for key, _ in node.value])
-        else:
-            values = json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        values = _parsed(path, text)
     except SparsityError:
         raise
     except Exception as error:
@@ -307,6 +300,22 @@ def read_mapping(path: str | Path) -> dict[Any, Any]:
     if not isinstance(values, dict):
         raise SparsityError(f"{path} must hold names and values, not {type(values).__name__}")
     return values
+
+
+def _parsed(path: str | Path, text: str) -> Any:
+    """JSON or YAML, as the name says; by another name whichever it is."""
+    if not str(path).endswith((".yaml", ".yml")):
+        try:
+            return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        except json.JSONDecodeError:
+            if str(path).endswith(".json"):
+                raise
+    import yaml
+
+    node = yaml.compose(text, yaml.SafeLoader)
+    if isinstance(node, yaml.MappingNode):
+        _once(path, [(key.value, None) for key, _ in node.value])
+    return yaml.safe_load(text)
 
 
 def build(values: Mapping[str, Any]) -> Settings:
