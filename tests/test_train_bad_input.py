@@ -60,6 +60,8 @@ NAMES = [
 
 FLAGS = [
     ("--json evaluate x", "--json comes after the command: suptickets evaluate --json"),
+    ("--out x train", "--out comes after the command: suptickets train --out"),
+    ("--sparsity=0.9", "--sparsity comes after the command: suptickets COMMAND --sparsity"),
     ("train --nosuch", "unknown argument --nosuch"),
     ("train --out=", "--out is empty: name a place, or leave it out"),
     ("train --data-dir=", "--data-dir is empty"),

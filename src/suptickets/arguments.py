@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 import types
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+from suptickets import __version__
 from suptickets.bench import BENCHMARKS
 from suptickets.data import DATA
 from suptickets.distribution import DISTRIBUTIONS
@@ -33,6 +36,8 @@ LISTS: dict[str, Any] = {
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong; options must be written in full."""
 
+    commands: Mapping[str, Any] = {}
+
     def __init__(self, **options: Any) -> None:
         """Takes the options of argparse's own parser."""
         super().__init__(**{**options, "allow_abbrev": False})
@@ -47,11 +52,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments, naming the nearest known one."""
+        args = sys.argv[1:] if args is None else list(args)
+        first = args[0].split("=")[0] if args else ""
+        if first.startswith("-") and first not in self._option_string_actions:
+            command = next((a for a in args if a in self.commands), "COMMAND")
+            raise SparsityError(f"{first} comes after the command: suptickets {command} {first}")
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
             given = rest[0].split("=")[0]
-            if given in parsed.flags:
-                raise SparsityError(f"{given} comes after the command: suptickets {parsed.command} {given}")
             nearest = difflib.get_close_matches(given, parsed.flags, n=1, cutoff=0.7)
             raise SparsityError(
                 f"unknown argument {rest[0]}" + (f": did you mean {nearest[0]}?" if nearest else "")
@@ -65,6 +73,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The parser of all commands."""
     top = Parser(prog="suptickets", description="Sparse training, and Sup-tickets, in PyTorch.")
+    top.add_argument("--version", action="version", version=f"suptickets {__version__}")
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     _train_parser(commands.add_parser("train", help="train a sparse network (no options: digits, on a CPU)"))
     _evaluate_parser(
@@ -79,6 +88,7 @@ def parser() -> Parser:
     _report_parser(commands.add_parser("report", help="one self-contained page for runs"))
     _reproduce_parser(commands.add_parser("reproduce", help="tables and figures of the paper, and ours"))
     _bench_parser(commands.add_parser("bench", help="the project's own measurements"))
+    top.commands = commands.choices
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
         command.set_defaults(flags=[s for a in command._actions for s in a.option_strings])

@@ -269,7 +269,7 @@ def _page_notes(mode: Mode, cells: Iterable[Cell]) -> list[Note]:
 
 def _made(mode: Mode) -> list[str]:
     """How results of a mode were made, in words."""
-    trial = f"A trial ({mode}): its numbers are not comparable with the paper's."
+    trial = f"A trial ({mode}): not the paper's training or test, so no differences from it are shown."
     model = dict(mode.changes).get("model")
     other = f"All runs are of the model {model}, whichever is named."
     made = [SEPARATE if mode.separate else FORKED]

@@ -7,6 +7,7 @@ follow the page, points carry tooltips.
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -275,10 +276,14 @@ class Chart:
         self.figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=10, color=MUTED.light)
 
     def _save_svg(self, path: Path, title: str) -> None:
-        """Write an SVG in which words have a halo and are still text."""
-        text, halo = io.StringIO(), f"text{{paint-order:stroke;stroke:white;stroke-width:{HALO}px}}"
+        """Write an SVG in which words are text, on a halo: a copy below them, which all programs can draw."""
+        for number, word in enumerate(self.axes.texts):
+            word.set_gid(f"word-{number}")
+        text, halo = io.StringIO(), f'<text aria-hidden="true" style="stroke: white; stroke-width: {HALO}px; '
         self.figure.savefig(text, format="svg", facecolor="white", metadata={"Title": title, "Date": None})
-        path.write_text(text.getvalue().replace("</style>", f"{halo}</style>", 1), encoding="utf-8")
+        words = re.compile(r'(?<=<g id="word-)(\d+">)(.*?)(?=</g>)', re.DOTALL)
+        copied = words.sub(lambda g: g[1] + g[2].replace('<text style="', halo) + g[2], text.getvalue())
+        path.write_text(copied, encoding="utf-8")
 
     def inline(self, plot: Plot) -> str:
         """The plot as a part of a page, which need not say twice what is shown."""
