@@ -20,8 +20,9 @@ from suptickets import cli
 from suptickets.data import load_data
 from suptickets.experiments import EXPERIMENTS
 from suptickets.training import build
+from suptickets.training.boosters import BOOSTERS
 from suptickets.training.processes import Processes
-from suptickets.training.settings import BOOSTERS, Settings, recipes, resolve
+from suptickets.training.settings import Settings, recipes, resolve
 
 CPU = torch.device("cpu")
 SHORT = ("--model", "mlp", "--epochs", 6, "--cycle-epochs", 1, "--batch-size", 200, "--interval", 5)

@@ -19,7 +19,7 @@ import pytest
 
 import suptickets as st
 from suptickets import cli
-from suptickets.training.progress import clock
+from suptickets.training.progress import Progress, clock
 from suptickets.training.settings import Settings, recipes, resolve
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "schema.json").read_text())
@@ -329,6 +329,15 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
     assert b"epoch 2/2  normal" in re.sub(rb"\x1b\[[0-9;]*m", b"", seen)
 
 
+def test_what_is_not_read_yet_is_left_out(capsys) -> None:
+    line = {"epoch": 1, "part": 0.5, "phase": "normal", "lr": 0.1, "sparsity": 0.9, "samples": 10}
+    with Progress(1) as progress:
+        progress.show(**line)
+        progress.show(**line, loss=0.25, train_accuracy=0.5)
+    before, after = capsys.readouterr().err.splitlines()
+    assert "nan" not in before and "loss" not in before and "loss 0.2500  accuracy 50.00%" in after
+
+
 def test_clock() -> None:
     assert [clock(s) for s in (0, 59.6, 125, 3723)] == ["0:00", "1:00", "2:05", "1:02:03"]
 
@@ -367,6 +376,7 @@ def test_wandb(capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     output(capsys, *SHORT, "--out", tmp_path, "--log", "wandb")
     assert logged == [3, 6] and asked["config"]["epochs"] == 2 and asked["resume"] == "allow"
+    assert asked["reinit"] == "finish_previous"  # of several seeds in one process, each is a run of its own
 
 
 @pytest.mark.parametrize(("kind", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])

@@ -17,7 +17,8 @@ from suptickets.data import load_data
 from suptickets.experiments import EXPERIMENTS
 from suptickets.experiments.results import write_pages
 from suptickets.methods import METHODS
-from suptickets.training.settings import BOOSTERS, Settings, resolve
+from suptickets.training.boosters import BOOSTERS
+from suptickets.training.settings import Settings, resolve
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,9 +9,9 @@ from experiments_tiny import run as reproduce_tiny
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, reproduction, select
 from suptickets.experiments.estimate import about_model, cost, run_flops, tree
-from suptickets.experiments.plan import Mode, Reading, _shares, drops, plan, run_of, trunk_of, wanted
+from suptickets.experiments.plan import Mode, Reading, drops, plan, run_of, trunk_of, wanted
 from suptickets.experiments.reproduction import reproduce
-from suptickets.training.build import learning_rate
+from suptickets.training.build import drop_epochs, learning_rate
 from suptickets.training.price import price
 from suptickets.training.settings import resolve
 
@@ -279,9 +279,11 @@ def test_a_change_after_which_all_runs_are_the_same_is_none():
 
 
 def test_shares_of_epochs_give_the_drops_that_they_are_made_of():
+    usual = resolve({"data": "cifar10"})
     for epochs in range(1, 300):
         every = range(epochs + 1)
-        assert [int(share * epochs) for share in _shares(every, epochs)] == [*every]
+        run = replace(usual, milestones=tuple(drop / epochs for drop in every))
+        assert drop_epochs(run, epochs) == [*every]
 
 
 @pytest.mark.parametrize("booster", ["tree-net", "batch-ensemble", "none"])

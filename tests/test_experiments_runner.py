@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 from suptickets.errors import SparsityError
 from suptickets.experiments import EXPERIMENTS, provenance, runner
 from suptickets.experiments.plan import Mode, plan, wanted
-from suptickets.experiments.runner import Runner, visible_gpus
+from suptickets.experiments.runner import Runner, numbered_gpus
 from suptickets.experiments.work import Grow
+from suptickets.training import jobs as together
+from suptickets.training.folder import TrainingError
 
 SOURCE = Path(__file__).parent.parent / "src"
 
@@ -48,6 +51,22 @@ def test_what_has_begun_comes_first_then_what_takes_longest(tmp_path):
     assert Runner(tmp_path, jobs=1)._sorted(works)[:2] == [short[3], short[0]]
 
 
+def test_all_that_failed_is_told_and_nothing_of_it_kept(tmp_path, monkeypatch, capsys):
+    """An error would keep the network that it left, on a GPU too, while the next branch trains."""
+    alive, left, said = [], weakref.WeakSet(), iter(["the disk is full", "the loss is not finite"])
+
+    def broken(self, branch, pause):
+        alive.append(len(left))
+        network = torch.nn.Linear(1, 1)
+        left.add(network)
+        raise OSError(next(said, "the disk is full"))
+
+    monkeypatch.setattr(Grow, "_branch", broken)
+    with pytest.raises(TrainingError, match="^the disk is full; the loss is not finite$"):
+        grows(tmp_path, "cycle-length", "method=rigl,sparsity=0.95")[0].do(lambda: None)
+    assert alive == [0] * 4 and capsys.readouterr().err.count("Traceback") == 4
+
+
 # ---- processes ----
 
 
@@ -64,7 +83,7 @@ def test_processes_share_gpu_and_threads(tmp_path, monkeypatch, jobs, threads):
     def mps():
         yield {"CUDA_MPS_PIPE_DIRECTORY": "here"}
 
-    monkeypatch.setattr(runner, "shared_gpu", mps)
+    monkeypatch.setattr(together, "shared_gpu", mps)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
@@ -105,12 +124,12 @@ def test_processes_take_turns_on_the_gpus(tmp_path, gpu, monkeypatch):
 
 
 def test_gpus_are_known_by_number(gpu, monkeypatch):
-    assert visible_gpus() == [0, 1]
+    assert numbered_gpus() == [0, 1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert visible_gpus() == [3, 1]
+    assert numbered_gpus() == [3, 1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937")
     with pytest.raises(SparsityError, match="CUDA_VISIBLE_DEVICES=GPU-8932f937 names no numbers"):
-        visible_gpus()
+        numbered_gpus()
 
 
 def test_what_git_is_to_ignore_stays_as_it_was(tmp_path):

@@ -798,6 +798,21 @@ def test_within_an_epoch_a_run_reads_nothing_either(monkeypatch: pytest.MonkeyPa
     assert quietly() == {} and len(shown) == 2 * 9
 
 
+def test_a_run_that_fails_gives_its_network_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is captured and kept would stay on the GPU, and the next run in the process compile anew."""
+    built = trainer(booster="none")
+    step, weights = fast(built), built.network.weights.values()
+
+    def fail(*_: object) -> None:
+        assert any(weight.slot is not None for weight in weights)
+        raise TrainingError("the loss is not finite")
+
+    monkeypatch.setattr(built, "_end_epoch", fail)
+    with pytest.raises(TrainingError, match="the loss is not finite"):
+        whole_run(built, tmp_path, lambda _: step)
+    assert all(weight.slot is None for weight in weights)
+
+
 # ---- a GPU ----
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from suptickets.data.base import ArrayData
-from suptickets.data.order import EpochPlan
 from suptickets.training import feed as module
 from suptickets.training.feed import Feed, Resident, Sent, feed
 from suptickets.training.meter import LATER, Meter
@@ -129,27 +128,6 @@ def test_batches_are_always_in_the_same_place() -> None:
             assert (x.data_ptr(), y.data_ptr()) == (sent.x.data_ptr(), sent.y.data_ptr())
         assert places() == first
     assert torch.equal(data.train_x, before)
-
-
-def test_a_plan_is_drawn_once_and_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the last step of an epoch has been set off, the next plan is ready; the one in use stays."""
-    data, drawn = made(), []
-    draw = EpochPlan.draw
-
-    def noted(size: int, seed: int, number: int, **options: Any) -> EpochPlan:
-        drawn.append(number)
-        return draw(size, seed, number, **options)
-
-    monkeypatch.setattr(EpochPlan, "draw", noted)
-    source = Resident(data, parts(data))
-    for number in range(3):
-        sizes = source.epoch(number, 0)
-        for _ in range(7):
-            source.advance(next(sizes))
-        order = source.plan.order.clone()
-        assert drawn == [*range(number + 1)]
-        assert next(sizes, None) is None
-        assert drawn == [*range(number + 2)] and torch.equal(source.plan.order, order)
 
 
 def test_data_on_the_device_are_used_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,13 @@ def density(network: st.SparseNetwork, name: str) -> float:
     return 1 - network.layers[name].sparsity
 
 
+def test_gpus_that_the_model_is_not_on_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", asked.append)
+    assert st.flops(nn.Linear(2, 3), torch.zeros(1, 2)).dense == 12 and not asked
+
+
 # ---- ResNet-50 on ImageNet ----
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from suptickets import cli
 from suptickets.methods import METHODS
+from suptickets.training.boosters import BOOSTERS
 from suptickets.training.price import price
-from suptickets.training.settings import BOOSTERS, resolve
+from suptickets.training.settings import resolve
 
 EXACT = ("dense", "small-dense", "static", "set", "rigl")  # the distribution decides, not the weights
 

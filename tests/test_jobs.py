@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,34 @@ def test_no_more_than_so_many_at_a_time(monkeypatch) -> None:
     monkeypatch.setattr(jobs, "_start", start)
     jobs.run_together({str(n): [] for n in range(7)}, 3)
     assert len(most) == 7 and max(most) == 3
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, ["0", "1", "0"]), ("GPU-a,3", ["GPU-a", "3", "GPU-a"])])
+def test_runs_share_the_machine(monkeypatch, given: str | None, seen: list[str]) -> None:
+    """Each has its share of the cores, and the GPUs in turn; also where cores are not told (macOS)."""
+    told: list[dict[str, str]] = []
+
+    def start(name, arguments, environment):
+        told.append(environment)
+        return SimpleNamespace(poll=lambda: 0 if len(told) == 3 else None, returncode=0), MESSAGES
+
+    monkeypatch.setattr(jobs, "_start", start)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(jobs, "shared_gpu", lambda: nullcontext({"MPS": "here"}))
+    for name, value in (("CUDA_VISIBLE_DEVICES", given), ("OMP_NUM_THREADS", None)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    jobs.run_together(dict.fromkeys("abc", ()), 3, gpu=True)
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == seen
+    assert all((one["MPS"], one["OMP_NUM_THREADS"]) == ("here", "2") for one in told)
+    told.clear()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    jobs.run_together(dict.fromkeys("abc", ()), 4)
+    assert told == [{}, {}, {}]
 
 
 def test_a_request_to_stop_reaches_all_and_the_same_command_goes_on(tmp_path: Path) -> None:

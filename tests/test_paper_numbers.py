@@ -17,7 +17,7 @@ from suptickets.experiments.cells import BOOSTERS, NAMES, OWN, VARIATIONS
 from suptickets.experiments.plan import Mode
 from suptickets.experiments.results import page
 from suptickets.models import build_model
-from suptickets.training.settings import BOOSTERS as TRAINABLE
+from suptickets.training.boosters import BOOSTERS as TRAINABLE
 from suptickets.training.settings import Settings, resolve
 
 ALL = [cell for name in NAMES for cell in EXPERIMENTS[name].table]

@@ -132,7 +132,11 @@ def test_again_is_done_and_force_starts_over(capsys, tmp_path: Path) -> None:
     assert run(capsys, "train", "--resume", tmp_path) == first
     assert (tmp_path / "ticket.safetensors").stat().st_mtime_ns == stamp
     before = contents(tmp_path)
+    curves = tmp_path / "tensorboard" / "events.out.tfevents.1.host.1.0"
+    curves.parent.mkdir()
+    curves.touch()
     run(capsys, *DIGITS, "--out", tmp_path, "--force")
+    assert not curves.exists()  # those of the new run would stand in the same plot
     assert (tmp_path / "ticket.safetensors").stat().st_mtime_ns > stamp
     assert before["metrics"] == contents(tmp_path)["metrics"]
     other = run(capsys, *DIGITS, "--out", tmp_path, "--force", "--seed", 2)

@@ -19,8 +19,9 @@ from suptickets.experiments import EXPERIMENTS
 from suptickets.methods import METHODS
 from suptickets.models import MODELS
 from suptickets.report import FORMATS
+from suptickets.training.boosters import BOOSTERS
 from suptickets.training.export import FORMATS as EXPORTS
-from suptickets.training.settings import BOOSTERS, Settings, flag, recipes
+from suptickets.training.settings import Settings, flag, recipes
 
 OWN = "package.module:function of networks that are not the library's: what a file names is not imported"
 LISTS: dict[str, Any] = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError
+from suptickets.layers import fork_random
 
 
 def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -28,7 +29,7 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     if not isinstance(loader, Iterable):
         raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
     total, device = 0, next(model.parameters()).device
-    with _weighing(model) as weigh, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with _weighing(model) as weigh, fork_random(model):
         for batch in loader:
             inputs, named = _inputs(model, batch)
             size = len(next(iter((*inputs, *named.values()))))

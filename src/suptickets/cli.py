@@ -31,9 +31,9 @@ from suptickets.training.export import export
 from suptickets.training.folder import RunFolder, TrainingError, to_json
 from suptickets.training.price import price
 from suptickets.training.processes import deserted, disconnect, is_main, leave, speaks
-from suptickets.training.progress import print_plain, result_table
+from suptickets.training.progress import print_plain
 from suptickets.training.settings import Settings, resolve
-from suptickets.training.shown import show, show_evaluation, show_flops
+from suptickets.training.shown import result_table, show, show_evaluation, show_flops
 from suptickets.training.train import default_folder, train, train_seeds
 from suptickets.training.verdict import SUPERPOSING, verdict
 

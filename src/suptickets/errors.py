@@ -21,7 +21,9 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> SparsityError:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of somebody else's error."""
+    """The first line of somebody else's error, or of the one that it wraps as its reason (urllib's do)."""
+    inner = getattr(error, "reason", None)
+    error = inner if isinstance(inner, BaseException) else error
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -29,6 +30,12 @@ def casts(module: nn.Module) -> bool:
     code = module.forward, getattr(module, "_conv_forward", module.forward)
     places = [str(getattr(one, "__module__", "")) for one in code]
     return isinstance(module, CASTING) and all(place.startswith("torch.nn.") for place in places)
+
+
+def fork_random(model: nn.Module) -> AbstractContextManager[None]:
+    """Within it, random numbers may be drawn: afterwards the CPU's and the model's GPUs' are as before."""
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    return torch.random.fork_rng(devices=sorted(devices, key=str))
 
 
 @dataclass

@@ -188,14 +188,6 @@ def _mean(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
     return torch.where(old == new, old, old * (1 - weight) + new * weight)
 
 
-def average_of(packed: Mapping[str, Any], device: torch.device, *, deviations: bool) -> Ticket:
-    """The average in a saved state; in older states, standard `deviations` are in place of variances."""
-    average = Ticket.unpack(packed).to(device).wide()
-    for key, value in average.dense.items() if deviations else ():
-        average.dense[key] = value.square() if _is_variance(key, value) else value
-    return average
-
-
 def _top(scores: Tensor, count: int) -> Tensor:
     """A mask of the `count` largest scores."""
     if count >= len(scores):

@@ -22,7 +22,7 @@ from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
 from suptickets.saved import check_saved, keys, load, sparse_weights
 from suptickets.schedules import CYCLES, Cycle
-from suptickets.superpose import Superposition, average_of
+from suptickets.superpose import Superposition
 
 Pair = tuple[str | Criterion, str | Criterion]
 Criteria = Pair | Sequence[Pair] | None
@@ -325,7 +325,6 @@ class SupTickets:
         return {
             "settings": self._settings(),
             "average": None if average is None else average.pack(),
-            "variances": True,
             "total": self.superposition.total,
             "targets": dict(self.superposition.targets),
             "fixed": sorted(self.superposition.fixed),
@@ -343,21 +342,20 @@ class SupTickets:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`; build everything first, then load network, optimizer and this."""
-        parts = {"settings", "average", "total", "targets", "collected", "explored", "kept", "proportions"}
+        parts = {"settings", "average", "total", "targets", "fixed"}
+        parts |= {"collected", "explored", "kept", "proportions"}
         if not isinstance(state, Mapping) or not parts <= set(state):
             raise SparsityError("this is not the state of SupTickets: save tickets.state_dict()")
-        ours = self._settings()
-        theirs = {"schedule": ours["schedule"], **state["settings"]}  # older states do not say
+        ours, theirs = self._settings(), state["settings"]
         differing = [f"{k}: {theirs.get(k)} -> {own}" for k, own in ours.items() if own != theirs.get(k)]
         if differing:
             raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
-        device, older = next(self.network.model.parameters()).device, "variances" not in state
-        packed = state["average"]
-        self.superposition.average = None if packed is None else average_of(packed, device, deviations=older)
+        device, packed = next(self.network.model.parameters()).device, state["average"]
+        self.superposition.average = None if packed is None else Ticket.unpack(packed).to(device).wide()
         self.superposition.types = self._taken().types()
         self.superposition.total = state["total"]
         self.superposition.targets = dict(state["targets"])
-        self.superposition.fixed = set(state.get("fixed", self._fixed()))  # older states do not say
+        self.superposition.fixed = set(state["fixed"])
         self.superposition.count = len(state["collected"])
         self.collected, self.explored = list(state["collected"]), list(state["explored"])
         self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, reason
 
 CHUNK = 1 << 20
 TIMEOUT = 30  # seconds without an answer, or without a byte
@@ -41,11 +41,6 @@ class Archive:
     def name(self) -> str:
         """What the file is called."""
         return self.url.rsplit("/", 1)[-1]
-
-
-def reason(error: BaseException) -> str:
-    """What an error says, on one line; errors of urllib wrap another one as their reason."""
-    return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
 
 
 def data_folder(data_dir: Path | None) -> Path:

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from suptickets.data.archives import reason
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, reason
 
 
 class _Dtype:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from suptickets.data.archives import reason
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, reason
 
 SIZE = 224  # pixels a side of the result
 SHORTER = 256  # the shorter side of a test image, before its centre is cut out

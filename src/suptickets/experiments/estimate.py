@@ -48,7 +48,7 @@ def network(data: str, model: str, heads: int = 1) -> Network:
     """The paper's model for the paper's data, or TreeNet with so many heads; no data are loaded."""
     samples, classes, _ = SIZES[data]
     size = MODELS[model].size
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         networks = [build_model(model, classes, size=size) for _ in range(heads)]
         built = networks[0] if heads == 1 else TreeNet(networks)
     shapes = {name: layer.shape for name, layer in sparsity(built).layers.items()}

@@ -261,7 +261,8 @@ def run_of(reading: Reading, seed: int, mode: Mode) -> Settings:
     """The run that a reading is read off; if forked, all ways to combine its tickets are read off one run."""
     run = _scaled(reading.settings, mode.scale)
     if not mode.separate and run.booster == "none":
-        run = replace(run, milestones=_shares(drops(run), run.epochs), milestones_of="training")
+        shares = tuple(drop / run.epochs for drop in drops(run))
+        run = replace(run, milestones=shares, milestones_of="training")
     elif not mode.separate and run.booster in ("sup-tickets", "ensemble"):
         default = default_settings(run.data)
         kept = {name: getattr(default, name) for name in AVERAGING}
@@ -278,7 +279,7 @@ def trunk_of(run: Settings) -> Settings:
     default, epochs = default_settings(run.data), start_of(run)
     forgotten = (*CYCLES, *AVERAGING, *IN_CYCLES, "keep_tickets")
     kept = {name: getattr(default, name) for name in forgotten}
-    milestones = _shares([drop for drop in drops(run) if drop <= epochs], epochs)
+    milestones = tuple(drop / epochs for drop in drops(run) if drop <= epochs)
     unpruned: dict[str, Any] = {"method": "gmp", "sparsity": 0.0} if pruned_at_fork(run) else {}
     plain = replace(run, **kept, **unpruned, booster="none", epochs=epochs)
     return replace(plain, milestones=milestones, milestones_of="training")
@@ -293,14 +294,6 @@ def drops(run: Settings) -> list[int]:
     """The epochs after which the rate drops; in a run without cycles those of its twin with cycles."""
     base = run.epochs if run.milestones_of == "training" else start_of(run)
     return drop_epochs(run, base)
-
-
-def _shares(drops: Sequence[int], epochs: int) -> tuple[float, ...]:
-    """Fractions of so many epochs that give these drops when they are rounded down."""
-    shares = (drop / epochs for drop in drops)
-    return tuple(
-        s if int(s * epochs) == d else math.nextafter(s, 2) for s, d in zip(shares, drops, strict=True)
-    )
 
 
 def too_short(run: Settings, steps: int) -> bool:

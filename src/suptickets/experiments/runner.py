@@ -22,7 +22,7 @@ import torch
 from suptickets.errors import SparsityError, choice, whole
 from suptickets.experiments.store import held
 from suptickets.experiments.work import GRACE, Job
-from suptickets.training.jobs import shared_gpu
+from suptickets.training.jobs import VISIBLE, shared_machine, visible_gpus
 from suptickets.training.progress import print_plain
 from suptickets.training.stop import Interrupted, asked_to_stop
 from suptickets.training.train import AT_A_TIME
@@ -90,7 +90,7 @@ class Runner:
     def _start(self, executor: Any, work: Job, slot: int) -> Any:
         if self.kind != "local":
             return _submitted(executor, work)
-        gpus = visible_gpus()
+        gpus = numbered_gpus()
         if gpus:
             executor.update_parameters(gpus_per_node=1, visible_gpus=[gpus[slot % len(gpus)]])
         with _deaf():
@@ -163,13 +163,11 @@ class Runner:
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
-        """Let several local processes share a GPU by NVIDIA's MPS, and the threads of the CPU evenly."""
-        if self.kind != "local" or self.jobs == 1:
+        """Let several local processes share the machine."""
+        if self.kind != "local":
             yield
             return
-        threads = str(max(len(os.sched_getaffinity(0)) // self.jobs, 1))
-        with shared_gpu() as mps:
-            added = mps if "OMP_NUM_THREADS" in os.environ else {**mps, "OMP_NUM_THREADS": threads}
+        with shared_machine(self.jobs) as added:
             os.environ.update(added)
             try:
                 yield
@@ -212,17 +210,14 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def visible_gpus() -> list[int]:
-    """The numbers of the GPUs that may be used."""
-    if not torch.cuda.is_available():
-        return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = map(str, range(torch.cuda.device_count())) if named is None else named.split(",")
+def numbered_gpus() -> list[int]:
+    """The numbers of the GPUs that may be used, which is what submitit takes."""
+    named = visible_gpus()
     try:
-        return [int(gpu) for gpu in listed]
+        return [int(gpu) for gpu in named]
     except ValueError as error:
         raise SparsityError(
-            f"CUDA_VISIBLE_DEVICES={named} names no numbers: use those that nvidia-smi -L lists"
+            f"{VISIBLE}={','.join(named)} names no numbers: use those that nvidia-smi -L lists"
         ) from error
 
 

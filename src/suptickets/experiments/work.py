@@ -28,7 +28,7 @@ from suptickets.experiments.plan import Branch, Mode, Reading, Task, pruned_at_f
 from suptickets.experiments.provenance import provenance, revision
 from suptickets.experiments.store import Results, Store, held
 from suptickets.training.build import data_of
-from suptickets.training.folder import RunFolder, write
+from suptickets.training.folder import RunFolder, TrainingError, write
 from suptickets.training.loop import Trainer
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
@@ -169,16 +169,17 @@ class Grow(Job):
 
     def do(self, pause: Pause) -> None:
         """Train one branch after the other; one that fails does not stop the others."""
-        failed: list[Exception] = []
+        failed: list[str] = []  # in words: an error would keep the network that it left in memory
         for branch in self._left(self.results()):
             try:
                 self._branch(branch, pause)
             except Interrupted:
                 raise
             except Exception as error:
-                failed.append(error)
+                traceback.print_exc()
+                failed.append(reason(error))
         if failed:
-            raise failed[0]
+            raise TrainingError("; ".join(dict.fromkeys(failed)))
 
     def _branch(self, branch: Branch, pause: Pause) -> None:
         """Train a branch, and store each of its readings as soon as it is there."""

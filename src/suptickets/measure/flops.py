@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from suptickets.errors import SparsityError
+from suptickets.layers import fork_random
 from suptickets.plain import densified
 from suptickets.weight import SparseWeight
 
@@ -129,7 +130,7 @@ def _count(model: nn.Module, found: Mapping[str, tuple[str, float]], inputs: Any
     """Run the model once, with `found` (layer, density) of each parameter by name."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     counter = _Counter({_storage(parameters[name]): value for name, value in found.items()})
-    with torch.no_grad(), torch.random.fork_rng(), _plain_kernels(), counter:
+    with torch.no_grad(), fork_random(model), _plain_kernels(), counter:
         model(*inputs)
     return counter
 

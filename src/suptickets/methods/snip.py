@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError, whole
+from suptickets.layers import fork_random
 from suptickets.methods.base import Method
 from suptickets.network import SparseNetwork
 from suptickets.weight import POSITIONS
@@ -109,9 +110,8 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
     """Put buffers, gradients and the random state back afterwards."""
     buffers = {name: b.clone() for name, b in model.named_buffers() if not name.endswith(POSITIONS)}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices=sorted(devices, key=str)), torch.enable_grad():
+        with fork_random(model), torch.enable_grad():
             model.zero_grad()
             yield
     finally:

@@ -17,7 +17,7 @@ from suptickets.report.document import Plot
 from suptickets.report.looks import ENSEMBLE, START, SUPERPOSED, TICKET, Look, looks
 from suptickets.report.measures import MEASURES, Measure, reading
 from suptickets.report.runs import Curve, Group, Run, common_cycles
-from suptickets.training.settings import PREDICTION_ENSEMBLES
+from suptickets.training.boosters import PREDICTION_ENSEMBLES
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart, Point

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from suptickets.report.colours import MUTED, SERIES, Colour, series
 from suptickets.report.runs import Group, labels, method_name, varying
-from suptickets.training.settings import PREDICTION_ENSEMBLES
+from suptickets.training.boosters import PREDICTION_ENSEMBLES
 
 START, TICKET, SUPERPOSED, ENSEMBLE = MUTED, *SERIES[:3]  # on the page of one run
 MOST = len(SERIES)  # settings in plots that could not be read with more

@@ -31,8 +31,8 @@ from suptickets.report.scores import (
     setting_plots,
 )
 from suptickets.report.tables import result_tables
+from suptickets.training.boosters import PREDICTION_ENSEMBLES
 from suptickets.training.folder import SCORES
-from suptickets.training.settings import PREDICTION_ENSEMBLES
 from suptickets.training.verdict import SUPERPOSING, verdict
 
 CYCLES = "Shaded: the cycles; a ticket is collected at the end of each, where its number stands."

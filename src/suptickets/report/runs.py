@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 from suptickets.errors import SparsityError
 from suptickets.methods import METHODS
 from suptickets.report.measures import MEASURES, NO_BREAK, number, plain, reading
-from suptickets.training.boosters import part_names
+from suptickets.training.boosters import CYCLIC, part_names
 from suptickets.training.folder import RunFolder
-from suptickets.training.settings import CYCLIC, UNSAID, Settings, read_config
+from suptickets.training.settings import UNSAID, Settings, read_config
 
 # Settings that may differ between two runs that count as runs of the same settings.
 INCIDENTAL = {"seed", "data_dir", *UNSAID, "evaluate_every", "keep_tickets"}

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from suptickets.baselines import BatchEnsemble, TreeNet, as_one_batch
 from suptickets.data import Data, load_data
 from suptickets.errors import SparsityError, choice, reason
+from suptickets.layers import fork_random
 from suptickets.measure.flops import flops
 from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
 from suptickets.models import MODELS, build_model
@@ -122,7 +123,7 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
     example = torch.zeros(2, *data.shape, dtype=dtype, device=next(model.parameters()).device)
     training = model.training
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), fork_random(model):
             shape = list(model.eval()(example).shape)
     except Exception as error:
         raise SparsityError(f"the model does not take images of {data.name}: {reason(error)}") from error
@@ -138,7 +139,7 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
 def check_used(model: nn.Module, data: Data) -> None:
     """Refuse parameters that the loss does not use: other processes would wait for their gradients."""
     twin = densified(model).train()
-    with torch.enable_grad(), torch.random.fork_rng():
+    with torch.enable_grad(), fork_random(model):
         twin(next(model.parameters()).new_zeros(2, *data.shape)).sum().backward()
     unused = [name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None]
     if unused:
@@ -185,7 +186,7 @@ def check_batches(settings: Settings, data: Data, world: int, model: nn.Module) 
         return
     twin, one = densified(model).train(), next(model.parameters()).new_zeros(1, *data.shape)
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), fork_random(model):
             twin(one)
     except Exception as error:
         share = "a single sample" if world == 1 else f"{last} for {world} processes"

@@ -11,7 +11,7 @@ from torch import Tensor
 from suptickets.data import Data
 from suptickets.data.augment import Normalise
 from suptickets.data.base import ArrayData
-from suptickets.data.order import EpochPlan, shares
+from suptickets.data.order import shares
 from suptickets.training.parts import Parts
 
 
@@ -43,25 +43,15 @@ class Resident:
         """Make room for a plan."""
         self.data, self.batch_size, self.seed = data, parts.settings.batch_size, parts.settings.seed
         self.normalise = Normalise(data.mean, data.std, data.train_x.device, parts.dtype)
-        self.next = data.epoch_plan(self.seed, 0)
-        self.plan = self.next.to(data.train_x.device, copy=True)
+        self.plan = data.epoch_plan(self.seed, 0).to(data.train_x.device, copy=True)
         self.place = torch.zeros((), dtype=torch.int64, device=data.train_x.device)
-        self._drawn = 0
 
     def epoch(self, epoch: int, done: int) -> Iterator[int]:
-        """See `Feed.epoch`; the plan of the next epoch is drawn while the device still works on this one."""
-        self.plan.fill(self._draw(epoch))
+        """See `Feed.epoch`."""
+        self.plan.fill(self.data.epoch_plan(self.seed, epoch))
         self.place.fill_(done * self.batch_size)
-        sizes = [part.stop - part.start for part in shares(self.data.train_size, self.batch_size, skip=done)]
-        for i, size in enumerate(sizes, 1):
-            yield size
-            if i == len(sizes):
-                self._draw(epoch + 1)
-
-    def _draw(self, epoch: int) -> EpochPlan:
-        if self._drawn != epoch:
-            self.next, self._drawn = self.data.epoch_plan(self.seed, epoch), epoch
-        return self.next
+        for part in shares(self.data.train_size, self.batch_size, skip=done):
+            yield part.stop - part.start
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """See `Feed.batch`."""

@@ -165,7 +165,8 @@ class RunFolder:
         own = (self.summary, self.checkpoint, self.metrics, self.config, self.report)
         exported = [self.path / f"ticket{ending}" for ending in EXPORTED]
         tickets = (self.ticket, *exported, *self.path.glob("tickets/ticket-*.safetensors"))
-        for path in (*own, *tickets):
+        curves = self.path.glob("tensorboard/events.out.tfevents.*")
+        for path in (*own, *tickets, *curves):
             path.unlink(missing_ok=True)
 
     def save_checkpoint(self, state: Mapping[str, Any], settings: Settings) -> None:

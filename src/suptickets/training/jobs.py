@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
 from typing import IO, TypeAlias
 
+import torch
+
 from suptickets.training.folder import TrainingError
 from suptickets.training.progress import print_plain
 from suptickets.training.stop import Interrupted, asked_to_stop
@@ -20,6 +22,7 @@ from suptickets.training.stop import Interrupted, asked_to_stop
 CONTROL = "nvidia-cuda-mps-control"
 PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 0)"
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # for the runs only: the daemon would number devices anew, and they again
+THREADS = "OMP_NUM_THREADS"
 Run: TypeAlias = tuple[subprocess.Popen[str], Thread]  # a process, and the thread that passes its messages on
 
 
@@ -46,27 +49,46 @@ def _reached(environment: Mapping[str, str]) -> bool:
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True).returncode == 0
 
 
-def run_together(
-    commands: Mapping[str, Sequence[str]], jobs: int, environment: Mapping[str, str] | None = None
-) -> None:
-    """Run `suptickets` with each of the named arguments, at most `jobs` at a time.
+@contextlib.contextmanager
+def shared_machine(jobs: int, *, gpu: bool = True) -> Iterator[dict[str, str]]:
+    """Environment variables by which `jobs` processes share the cores of the CPU evenly, and a GPU by MPS."""
+    if jobs == 1:
+        yield {}
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = {} if THREADS in os.environ else {THREADS: str(max(cores // jobs, 1))}
+    with shared_gpu() if gpu else contextlib.nullcontext(dict[str, str]()) as sharing:
+        yield sharing | threads
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    if not torch.cuda.is_available():
+        return []
+    named = os.environ.get(VISIBLE)
+    return [str(gpu) for gpu in range(torch.cuda.device_count())] if named is None else named.split(",")
+
+
+def run_together(commands: Mapping[str, Sequence[str]], jobs: int, *, gpu: bool = False) -> None:
+    """Run `suptickets` with each of the named arguments, at most `jobs` at a time, on all GPUs in turn.
 
     Messages begin with the name. A run that fails does not stop the others. A request to stop is passed on.
     """
-    waiting, running = list(commands), dict[str, Run]()
+    waiting, running = list(commands), dict[int, tuple[str, Run]]()
     failed: list[str] = []
-    told = False
-    with asked_to_stop() as stop:
+    told, gpus = False, visible_gpus() if gpu else []
+    with shared_machine(min(jobs, len(commands)), gpu=gpu) as sharing, asked_to_stop() as stop:
         while running or (waiting and not stop):
             while waiting and len(running) < jobs and not stop:
-                name = waiting.pop(0)
-                running[name] = _start(name, commands[name], environment or {})
+                name, slot = waiting.pop(0), next(slot for slot in range(jobs) if slot not in running)
+                own = {VISIBLE: gpus[slot % len(gpus)]} if gpus else {}
+                running[slot] = name, _start(name, commands[name], sharing | own)
             if stop and not told:
                 told = True
-                for process, _ in running.values():
+                for _, (process, _) in running.values():
                     process.send_signal(stop[0])
-            for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
-                process, messages = running.pop(name)
+            for slot in [slot for slot, (_, (process, _)) in running.items() if process.poll() is not None]:
+                name, (process, messages) = running.pop(slot)
                 messages.join()
                 failed += [name] if process.returncode else []
             time.sleep(0.05)

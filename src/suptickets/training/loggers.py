@@ -44,6 +44,7 @@ def _wandb(settings: Settings, folder: Path) -> Logger:
         name=name,
         id=f"{name}-{settings.identity()}",
         resume="allow",
+        reinit="finish_previous",  # of several seeds, one after the other in this process
         config=settings.as_dict(),
     )
     return lambda line: run.log(_numbers(line), step=line["step"])

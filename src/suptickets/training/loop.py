@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class Trainer(Parts):
         self.scores: list[Scores] = []
         self.saved: int | None = None  # the step of the last checkpoint
         self.had = processes.world  # the number of processes that wrote it
-        self.last = math.nan, math.nan  # loss and accuracy of training when they were last read
+        self.last: tuple[float, float] | None = None  # loss and accuracy of training when last read
         self.on_gpu = processes.device.type == "cuda"
 
     def stepper(self, say: Callable[[str], None]) -> PlainStep | FastStep:
@@ -82,12 +82,11 @@ class Trainer(Parts):
         self.last_save = time.monotonic()
         progress.first, progress.began = self.network.step / self.steps, time.monotonic()
         with asked_to_stop() as stop:
-            stepper = self.stepper(progress.say)
-            for epoch in range(self.network.step // self.steps, self.settings.epochs):
-                for _ in stepper.epoch(epoch, self._enter(epoch)):
-                    self._after_step(folder, progress, log)
-                    self._pause(folder, stop)
-            stepper.close()
+            with closing(self.stepper(progress.say)) as stepper:
+                for epoch in range(self.network.step // self.steps, self.settings.epochs):
+                    for _ in stepper.epoch(epoch, self._enter(epoch)):
+                        self._after_step(folder, progress, log)
+                        self._pause(folder, stop)
             return self._finish(folder)
 
     def _after_step(self, folder: RunFolder, progress: Progress, log: Logger) -> None:
@@ -136,11 +135,8 @@ class Trainer(Parts):
             self.last = loss / samples, right / samples
         lr = float(self.optimizer.param_groups[0]["lr"]) if self.tickets is None else self.tickets.lr
         line = {"epoch": epoch + 1, "step": step, "phase": self.phase(), "lr": lr}
-        return line | {
-            "loss": self.last[0],
-            "train_accuracy": self.last[1],
-            "sparsity": self.network.sparsity,
-        }
+        read = {} if self.last is None else {"loss": self.last[0], "train_accuracy": self.last[1]}
+        return line | read | {"sparsity": self.network.sparsity}
 
     def _show(self, progress: Progress, line: dict[str, Any]) -> None:
         shown = {key: value for key, value in line.items() if key not in ("step", "layers", "lrs")}

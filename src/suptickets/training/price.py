@@ -22,7 +22,8 @@ from suptickets.network import SparseNetwork
 from suptickets.sparsify import sparsify
 from suptickets.tickets import epochs_to_steps
 from suptickets.training import build
-from suptickets.training.settings import PREDICTION_ENSEMBLES, Settings
+from suptickets.training.boosters import PREDICTION_ENSEMBLES
+from suptickets.training.settings import Settings
 
 #: Images to train on, classes, and the shape of an image.
 SIZES = {

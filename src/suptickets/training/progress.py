@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-
-from suptickets.training.boosters import part_names
 
 REFRESH = 0.5  # seconds between two changes of the live line
 
@@ -58,20 +53,24 @@ class Progress:
         part: float,
         phase: str,
         lr: float,
-        loss: float,
-        train_accuracy: float,
         sparsity: float,
         samples: int,
+        loss: float | None = None,
+        train_accuracy: float | None = None,
     ) -> None:
-        """Show where the run stands: `part` of the epoch (the first is 1), which has `samples`, is done."""
+        """Show where the run stands: `part` of the epoch (the first is 1), which has `samples`, is done.
+
+        Loss and accuracy are left out until they are read.
+        """
         if self.quiet:
             return
         self.shown = time.monotonic()
         done = max(epoch - 1 + part - self.first, 1e-9)
         seconds = (self.shown - self.began) / done
+        read = "" if loss is None else f"loss {loss:.4f}  accuracy {train_accuracy:.2%}  "
         line = (
-            f"epoch {epoch}/{self.epochs}  {phase}  lr {lr:.4g}  loss {loss:.4f}  accuracy "
-            f"{train_accuracy:.2%}  sparsity {sparsity:.2%}  {samples / max(seconds, 1e-9):,.0f} samples/s  "
+            f"epoch {epoch}/{self.epochs}  {phase}  lr {lr:.4g}  {read}sparsity {sparsity:.2%}  "
+            f"{samples / max(seconds, 1e-9):,.0f} samples/s  "
             f"{clock(seconds * (self.epochs - epoch + 1 - part))} left"
         )
         if self.live is not None:
@@ -90,35 +89,3 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def score_table(networks: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A table with a row for each of the named networks; numbers that are missing are left blank."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "accuracy", "NLL", "ECE", "sparsity"):
-        table.add_column(name, justify="left" if not name else "right", overflow="fold")
-    for name, scores in networks.items():
-        formats = {"accuracy": ".2%", "nll": ".4f", "ece": ".2%", "sparsity": ".2%"}
-        table.add_row(name, *(_number(scores.get(key), form) for key, form in formats.items()))
-    return table
-
-
-def _number(value: float | None, form: str) -> str:
-    """A number as text, empty if it does not exist."""
-    return "" if value is None else format(value, form)
-
-
-def result_table(summary: Mapping[str, Any]) -> Table:
-    """The network before the cycles, every ticket, and their result; else the network, and any members.
-
-    Summaries of older versions have neither `before_pruning` nor `members`.
-    """
-    dense, tickets, members = summary.get("before_pruning"), summary["tickets"], summary.get("members", ())
-    part, combined = part_names(summary["booster"])
-    rows = [("before pruning", dense and {**dense, "sparsity": 0.0})]
-    rows += [("before the cycles", summary["start"])]
-    rows += [(f"{part} {n}", scores) for n, scores in enumerate(tickets or members, 1)]
-    rows += [(combined, summary["superposed"]), ("ensemble", summary["ensemble"])]
-    rows += [] if tickets else [(combined if members else "final network", summary)]
-    shown = {name: scores for name, scores in rows if scores}
-    return score_table({name: {"sparsity": summary["sparsity"], **scores} for name, scores in shown.items()})

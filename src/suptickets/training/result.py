@@ -17,10 +17,10 @@ from suptickets.baselines import Ensemble, Members
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
 from suptickets.measure.sparsity import LayerSparsity, ModelSparsity
+from suptickets.training.boosters import PREDICTION_ENSEMBLES
 from suptickets.training.folder import RunFolder, TrainingError
 from suptickets.training.panel import Panel, details
 from suptickets.training.saved import living
-from suptickets.training.settings import PREDICTION_ENSEMBLES
 
 if TYPE_CHECKING:
     from suptickets.training.loop import Trainer

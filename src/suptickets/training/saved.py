@@ -20,8 +20,9 @@ from suptickets.errors import SparsityError, fraction, whole
 from suptickets.layers import choose
 from suptickets.measure.sparsity import ModelSparsity, sparsity
 from suptickets.training import build
+from suptickets.training.boosters import PREDICTION_ENSEMBLES
 from suptickets.training.folder import RunFolder, read_ticket, settings_from
-from suptickets.training.settings import PREDICTION_ENSEMBLES, Settings
+from suptickets.training.settings import Settings
 
 
 @dataclass(frozen=True)

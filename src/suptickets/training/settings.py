@@ -29,9 +29,6 @@ from suptickets.superpose import RULES
 from suptickets.training import boosters
 from suptickets.training.boosters import BOOSTERS, CYCLIC, PREDICTION_ENSEMBLES
 
-__all__ = ["BOOSTERS", "CYCLIC", "PREDICTION_ENSEMBLES", "Settings", "build", "flag", "option"]
-__all__ += ["read_config", "read_mapping", "recipes", "resolve"]
-
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data": tuple(DATA),
     "method": tuple(METHODS),

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from suptickets.training.progress import score_table
+from suptickets.training.boosters import part_names
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -62,6 +62,38 @@ def _layers(networks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _sparsity(layers: Mapping[str, Any], name: str) -> float | None:
     return layers[name]["sparsity"] if name in layers else None
+
+
+def score_table(networks: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A table with a row for each of the named networks; numbers that are missing are left blank."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "accuracy", "NLL", "ECE", "sparsity"):
+        table.add_column(name, justify="left" if not name else "right", overflow="fold")
+    for name, scores in networks.items():
+        formats = {"accuracy": ".2%", "nll": ".4f", "ece": ".2%", "sparsity": ".2%"}
+        table.add_row(name, *(_number(scores.get(key), form) for key, form in formats.items()))
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    """A number as text, empty if it does not exist."""
+    return "" if value is None else format(value, form)
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """The network before the cycles, every ticket, and their result; else the network, and any members.
+
+    Summaries of older versions have neither `before_pruning` nor `members`.
+    """
+    dense, tickets, members = summary.get("before_pruning"), summary["tickets"], summary.get("members", ())
+    part, combined = part_names(summary["booster"])
+    rows = [("before pruning", dense and {**dense, "sparsity": 0.0})]
+    rows += [("before the cycles", summary["start"])]
+    rows += [(f"{part} {n}", scores) for n, scores in enumerate(tickets or members, 1)]
+    rows += [(combined, summary["superposed"]), ("ensemble", summary["ensemble"])]
+    rows += [] if tickets else [(combined if members else "final network", summary)]
+    shown = {name: scores for name, scores in rows if scores}
+    return score_table({name: {"sparsity": summary["sparsity"], **scores} for name, scores in shown.items()})
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -20,7 +20,7 @@ from suptickets.errors import SparsityError
 from suptickets.training import build
 from suptickets.training.fast import load_compiler
 from suptickets.training.folder import SCORES, RunFolder, TrainingError
-from suptickets.training.jobs import refuse, run_together, shared_gpu
+from suptickets.training.jobs import refuse, run_together
 from suptickets.training.loggers import check_logger, open_logger
 from suptickets.training.loop import Trainer
 from suptickets.training.processes import Processes, connect, is_main
@@ -159,12 +159,11 @@ def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, 
     """Train the runs in processes of their own; what is wrong with the settings is found out first."""
     build.check_model(each[0].model)
     check_logger(each[0].log)
-    sharing = nullcontext(dict[str, str]()) if each[0].device == "cpu" else shared_gpu()
-    with TemporaryDirectory() as temporary, sharing as environment:
+    with TemporaryDirectory() as temporary:
         commands = {}
         for settings, folder in zip(each, folders, strict=True):
             config = Path(temporary) / f"{settings.seed}.json"
             config.write_text(json.dumps(settings.as_dict()))
             arguments = ["train", "--config", str(config), "--out", str(folder), "--json"]
             commands[f"seed {settings.seed}"] = arguments + (["--force"] if force else [])
-        run_together(commands, jobs, environment)
+        run_together(commands, jobs, gpu=each[0].device != "cpu")
