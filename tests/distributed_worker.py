@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
 import suptickets as st
 
@@ -294,6 +295,40 @@ def copied(rank: int, group: Any) -> dict[str, Any]:
     return {"weight": model[1].weight.flatten().tolist(), "bias": model[1].bias.tolist()}
 
 
+class Checkpointed(nn.Module):
+    """A layer that is used three times, each in a backward pass of its own within the outer one."""
+
+    def __init__(self, nested: bool) -> None:
+        super().__init__()
+        self.nested = nested
+        self.first, self.shared, self.last = nn.Linear(36, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def block(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.shared(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1))
+        for _ in range(3):
+            x = checkpoint(self.block, x, use_reentrant=True) if self.nested else self.block(x)
+        return self.last(x)
+
+
+def checkpointed(rank: int, group: Any) -> float:
+    """How far the gradient of the shared layer is from that of the whole batch."""
+    torch.manual_seed(0)
+    network, _ = build(METHODS["static"](rank), Checkpointed(nested=True).double())
+    x, y = batch(rank, 0)
+    ddp = DDP(network.model, process_group=group, static_graph=True)
+    F.cross_entropy(ddp(x), y).backward()
+    plain = network.densify()
+    plain.nested = False
+    x, y = whole_batch(0)
+    F.cross_entropy(plain(x), y).backward()
+    weight = network.weights["shared"]
+    expected = plain.shared.weight.grad.flatten()[weight.rows().long()]
+    return float((weight.values.grad.flatten() - expected).abs().max() / expected.abs().max())
+
+
 def differing(what: str, rank: int, group: Any) -> None:
     """One rank's values or positions are changed behind the network's back."""
     torch.manual_seed(0)
@@ -331,6 +366,7 @@ SCENARIOS: dict[str, Callable[[int, Any], Any]] = {
     "joined": joined,
     "no wrapper": no_wrapper,
     "copied": copied,
+    "checkpointed": checkpointed,
     "differing values": partial(differing, "values"),
     "differing positions": partial(differing, "positions"),
     "unused": partial(halves, "rigl", wrap=partial(DDP, find_unused_parameters=True)),

@@ -266,6 +266,33 @@ class Transposed(Factored):
                     self.state[p]["square"] = p.grad.reshape(-1).square()
 
 
+class EightBits(Factored):
+    """Keeps eight bits of each connection and a scale of each block, if there are enough of them."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                small = p.numel() < 4096
+                self.state[p]["moment"] = torch.zeros_like(p, dtype=None if small else torch.uint8)
+                if not small:
+                    self.state[p]["scales"] = p.new_zeros(p.numel() // 256)
+
+
+class Packed(torch.Tensor):
+    """Looks like a plain tensor, as quantized ones do."""
+
+
+class InOne(Factored):
+    """Keeps bits and scales in a tensor of a kind of its own."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["moment"] = torch.zeros_like(p.data).as_subclass(Packed)
+
+
 def other_parameters(model):
     return sgd(mlp())
 
@@ -284,6 +311,8 @@ OPTIMIZERS = [  # optimizer, what the message says
     (lambda m: torch.optim.Adafactor(m.parameters()), ["Adafactor", "scalars or parameter-shaped"]),
     (muon, ["Muon", "scalars or parameter-shaped"]),
     (lambda m: Factored(m.parameters()), ["Factored's rows", "scalars or parameter-shaped"]),
+    (lambda m: EightBits(m.parameters()), ["EightBits's scales", "scalars or parameter-shaped"]),
+    (lambda m: InOne(m.parameters()), ["InOne's moment", "scalars or parameter-shaped"]),
     (lambda m: Transposed(m.parameters()), ["Transposed's square", "scalars or parameter-shaped"]),
     (other_parameters, ["does not hold 0", "build it from model.parameters()"]),
     (some_parameters, ["does not hold 2", "build it from model.parameters()"]),

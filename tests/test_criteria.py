@@ -10,7 +10,7 @@ from helpers import batches, counts, living, mlp, sgd, train_step, values, verif
 from torch import nn
 
 import suptickets as st
-from suptickets.criteria import strongest
+from suptickets.criteria import Criterion, strongest
 from suptickets.gradient import scale_like
 
 
@@ -67,6 +67,19 @@ GROW = [
     ([0], [9.0, 1.0, -3.0, 2.0], 3, [0, 2, 3]),
     ([2, 3], [0.0, 0.0, 5.0, 5.0], 4, [0, 1, 2, 3]),  # no gradient, but they are asked for
 ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
+def test_scores_of_ones_own_are_not_rounded(dtype):
+    """In float32 these are all equal."""
+    own = Criterion("rows", "the last ones come", lambda w, _: 2**30 + torch.arange(w.size).to(dtype))
+    model = nn.Sequential(nn.Linear(100, 1, bias=False))
+    network = st.sparsify(model, st.Static(0.9), seed=0)
+    network.prune({"0": 1})
+    kept = living(model)["0"].tolist()
+    network.grow({"0": 4}, by=own)
+    expected = [row for row in range(100) if row not in kept][-3:]
+    assert living(model)["0"].tolist() == sorted([*kept, *expected])
 
 
 @pytest.mark.parametrize(("alive", "gradients", "count", "lives"), GROW)

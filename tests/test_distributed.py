@@ -94,6 +94,11 @@ def assert_follows(ranks: list[dict[str, Any]], single: dict[str, Any]) -> None:
             assert one == pytest.approx(other, rel=0, abs=1e-9)
 
 
+def test_backward_passes_within_another(results: Results) -> None:
+    """Reentrant checkpoints accumulate into a shared layer while others are averaged."""
+    assert max(results.returned("checkpointed")) < 1e-12
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks_agree_though_each_starts_elsewhere_and_sees_other_data(results: Results, method: str) -> None:
     first, second = results.returned(f"method {method}")

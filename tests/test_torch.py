@@ -10,7 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -822,6 +822,81 @@ def test_a_view_may_be_copied_and_go_into_a_compiled_function() -> None:
     assert type(duplicate) is Tensor and torch.equal(duplicate, view)
     compiled = torch.compile(lambda w: w.T.chunk(2)[0].sum(), backend="eager", fullgraph=True)
     assert torch.equal(compiled(view), view.T.chunk(2)[0].sum())
+
+
+def test_values_that_are_not_of_these_connections_are_refused() -> None:
+    """More values than connections would be computed with, in the wrong places."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 2))
+    network = st.sparsify(model, st.Static(0.5))
+    dense = dict(network.densify().named_parameters())
+    with pytest.raises(st.SparsityError, match="0 has .* connections, but was given 6 values: .* dense weights"):
+        torch.func.functional_call(model, dense, (torch.ones(1, 8),))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    network.prune({"0": 10})
+    with pytest.raises(st.SparsityError, match="0 has 10 connections, but was given 19 values"):
+        torch.func.functional_call(model, before, (torch.ones(1, 8),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.complex64])
+def test_positions_are_not_cast(dtype: torch.dtype) -> None:
+    """`.type()` casts all buffers: in half precision, positions beyond 2048 would be rounded."""
+    model = nn.Sequential(nn.Linear(80, 60))
+    weight = st.sparsify(model, st.Static(0.5), seed=0).weights["0"]
+    before, values = weight.positions.clone(), weight.values.detach().clone()
+    model.type(dtype)
+    assert torch.equal(weight.positions, before) and weight.positions.dtype == torch.int32
+    assert torch.equal(model[0].weight.flatten()[before.long()], values.flatten().to(dtype))
+
+
+class Registered(nn.Linear):
+    """Its subclasses must say what they are."""
+
+    known: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, kind: str) -> None:
+        cls.known.append(kind)
+
+
+class Block(Registered, kind="block"):
+    """Known as one."""
+
+
+def test_classes_that_register_their_subclasses() -> None:
+    model = nn.Sequential(Block(8, 6))
+    network = st.sparsify(model, st.Static(0.5))
+    assert isinstance(model[0], Block) and Registered.known == ["block"] and network.nonzero == 24
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_exploring_after_a_step_that_was_skipped_is_skipped(fused: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    network, scaler = st.sparsify(model, st.Static(0.5), optimizer), torch.amp.GradScaler("cpu")
+    network.request_gradient()
+    (scaler.scale(model(torch.ones(4, 8)).sum()) * torch.inf).backward()
+    scaler.step(optimizer)
+    before = network.weights["0"].positions.clone()
+    with pytest.warns(RuntimeWarning, match="at an exploration: it was skipped"):
+        assert not network.explore(0.3, grow="gradient")
+    assert torch.equal(network.weights["0"].positions, before)
+
+
+def test_settings_may_change_in_a_running_training() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    network = st.sparsify(model, st.RigL(0.5, interval=100), optimizer)
+    for step in range(10):
+        if step == 9:
+            network.method.interval = 5
+            network.prepare()
+        before = network.weights["0"].positions.clone()
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().sum().backward()
+        optimizer.step()
+    assert not torch.equal(network.weights["0"].positions, before)
 
 
 def test_functional_call_takes_other_values() -> None:

@@ -22,6 +22,7 @@ class Collection:
         self.weights, self.ranks = list(weights), ranks
         self.wanted = False
         self._settled = False
+        self.skipped = False  # whether the last step was not done
 
     @property
     def active(self) -> bool:
@@ -62,7 +63,7 @@ class Collection:
 
     def begin(self) -> None:
         """A step begins: its gradients have yet to settle, even if those of the last step were kept."""
-        self._settled = False
+        self._settled = self.skipped = False
 
     def settle(self, optimizer: Optimizer | None) -> list[Tensor]:
         """The gradients of the step: averaged over ranks, unscaled and clipped like the optimizer's own."""
@@ -84,6 +85,8 @@ class Collection:
 
     def nothing(self, optimizer: Optimizer | None, step: int) -> str:
         """Why nothing was collected, if the exploration may be skipped for that reason; otherwise raises."""
+        if self.skipped:
+            return "the optimizer did no step"
         groups = getattr(optimizer, "param_groups", [])
         trained = {id(p) for g in groups for p in g["params"] if p.grad is not None and bool(p.grad.any())}
         own = [w for w in self.weights if w.slot is not None or id(w.values) in trained]

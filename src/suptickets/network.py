@@ -295,6 +295,7 @@ class SparseNetwork:
     def _broken(self) -> None:
         """The step has raised or was skipped: it does not count."""
         self.collection.discard()
+        self.collection.skipped = True
         if self.booster is not None:
             self.booster.put_back()
 

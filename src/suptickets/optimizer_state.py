@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from suptickets.errors import SparsityError
 from suptickets.weight import SparseWeight
 
-_STAND_IN = 3  # connections of the stand-in: a number that no other dimension of it has
+_STAND_IN = 2**14  # connections of the stand-in: from some thousands on, optimizers may keep 8 bits of each
 _REFUSED = ("LBFGS", "SparseAdam", "Muon", "Adafactor", "ZeroRedundancyOptimizer")
 
 
@@ -104,7 +104,7 @@ class OptimizerState:
                 or isinstance(value, int | float)
                 or (isinstance(value, Tensor) and value.dim() == 0)
             )
-            if not (scalar or (isinstance(value, Tensor) and value.shape == shape)):
+            if not (scalar or (type(value) in (Tensor, nn.Parameter) and value.shape == shape)):
                 raise SparsityError(
                     f"{type(self.optimizer).__name__}'s {key} belongs to no single connection: "
                     "use an optimizer whose state is scalars or parameter-shaped"
@@ -149,7 +149,7 @@ class OptimizerState:
         known, fills = self._fills.get(key, (None, {}))
         if known is None or isinstance(rate, Tensor) or known != rate:
             tensors = {k: v for k, v in self._initial(weight).items() if isinstance(v, Tensor) and v.dim()}
-            fills = {k: v.flatten()[0] for k, v in tensors.items()}
+            fills = {k: v.flatten()[0].clone() for k, v in tensors.items()}
             self._fills[key] = rate, fills
         return fills
 

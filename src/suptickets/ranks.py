@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class Ranks:
         """Ask DistributedDataParallel to leave the sparse weights to us."""
         self.ddp: DistributedDataParallel | None = None
         self.weights = list(weights)
-        self._pending: list[tuple[Tensor, Any]] = []
+        self._pending: dict[int, list[tuple[Tensor, Any]]] = {}  # by the backward pass: they may be nested
         ignored = set(self._names(model))
         ignored |= {b for b, _ in model.named_buffers(remove_duplicate=False) if b.endswith(POSITIONS)}
         compiled = {f"_orig_mod.{name}" for name in ignored}  # what torch.compile(model) calls them
@@ -118,18 +119,18 @@ class Ranks:
         if not self.active or not self.ddp.require_backward_grad_sync:  # type: ignore[union-attr]
             return
         assert self.ddp is not None and parameter.grad is not None
-        if not self._pending:
-            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+        backward = torch._C._current_graph_task_id()
+        if backward not in self._pending:
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._wait, backward))
         work = dist.all_reduce(parameter.grad, group=self.ddp.process_group, async_op=True)
-        self._pending.append((parameter.grad, work))
+        self._pending.setdefault(backward, []).append((parameter.grad, work))
 
     @torch.no_grad()
-    def _wait(self) -> None:
+    def _wait(self, backward: int) -> None:
         assert self.ddp is not None
-        for gradient, work in self._pending:
+        for gradient, work in self._pending.pop(backward, ()):
             work.wait()
             gradient.div_(dist.get_world_size(self.ddp.process_group))
-        self._pending.clear()
 
     @torch.no_grad()
     def average(self, tensors: Iterable[Tensor]) -> None:

@@ -145,7 +145,8 @@ class _Together:
             return [kept[number][:0] for number in numbers]
         scores = [grow.scores(self.weights[number], generator) for number in numbers]
         if grow not in GROW.values():  # a user's own may exclude positions: kept ones rank even lower
-            scores = [score.float().clamp_(min=torch.finfo(torch.float32).min) for score in scores]
+            scores = [_wide(score) for score in scores]
+            scores = [score.clamp_(min=torch.finfo(score.dtype).min) for score in scores]
         for score, number in zip(scores, numbers, strict=True):
             score.scatter_(0, kept[number], -torch.inf)
         if len(scores) == 1:
@@ -208,6 +209,11 @@ def _matched(weight: SparseWeight, positions: Tensor) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(weight.nonzero, dtype=torch.int32, device=positions.device)
     index = places.scatter_(0, weight.positions, numbers).index_select(0, positions)
     return index.clamp(min=0), index >= 0
+
+
+def _wide(score: Tensor) -> Tensor:
+    """A user's scores as numbers that have a lowest finite one, and in which no two become equal."""
+    return score.float() if score.dtype in (torch.float16, torch.bfloat16, torch.float32) else score.double()
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -98,6 +98,11 @@ class SparseWeight(nn.Module):
         """
         if self.slot is not None:
             return self.unflatten(self.slot.read())
+        if len(values) != len(self.positions):
+            raise SparsityError(
+                f"{self.name} has {len(self.positions)} connections, but was given {len(values)} values: give "
+                "as many, of the same connections; dense weights belong into network.densify()"
+            )
         dtype = self._dtype(values)
         if self.canvas is None:
             return self.build(values, dtype)
@@ -205,7 +210,10 @@ class SparseWeight(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseWeight:
         """Follow `.to(memory_format=...)`: read off a probe what `fn` does to the layout."""
+        positions = self.positions
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if not positions.is_meta:  # they only move: `.type(torch.half)` would round them
+            self.positions = positions.to(self.positions.device)
         probe = torch.empty([2] * len(self.shape), dtype=self.values.dtype, device=self.positions.device)
         order = memory_order(fn(probe.permute(self._inverse)))
         rows, momentum = self.rows(), None if self.momentum is None else self.unflatten(fn(self.momentum))
@@ -285,6 +293,9 @@ class SparseModule(nn.Module):
 
     _sparse_base: type[nn.Module]
     _sparse_names: tuple[str, ...]
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Keep what a user's class does for its subclasses, such as registering them, from seeing ours."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """`module.weight = tensor` sets the values of the living connections."""
