@@ -100,8 +100,8 @@ class SparseWeight(nn.Module):
             return self.unflatten(self.slot.read())
         if len(values) != len(self.positions):
             raise SparsityError(
-                f"{self.name} has {len(self.positions)} connections, but was given {len(values)} values: give "
-                "as many, of the same connections; dense weights belong into network.densify()"
+                f"{self.name} has {len(self.positions)} connections, but was given {len(values)} values: "
+                "give as many, of the same connections; dense weights belong into network.densify()"
             )
         dtype = self._dtype(values)
         if self.canvas is None:
