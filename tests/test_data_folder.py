@@ -261,3 +261,27 @@ def test_workers_fill_pinned_memory_for_a_gpu(tmp_path, monkeypatch, device):
     assert [o["num_workers"] for o in asked] == [min(3, len(o["batch_sampler"])) for o in asked]
     with pytest.raises(SparsityError, match="from 0 to 1024, not 1000000"):
         load_data("folder", tmp_path / "images", workers=1_000_000)
+
+
+def test_links_that_lead_back_are_followed_once(tmp_path):
+    before = load_data("folder", image_folder(tmp_path), workers=0).train.labels
+    os.symlink(".", tmp_path / "train" / "cat" / "loop")
+    os.symlink(tmp_path / "train", tmp_path / "train" / "cat" / "all")  # other classes' folders, once
+    after = load_data("folder", tmp_path, workers=0).train.labels
+    assert len(before) < len(after) < 2.5 * len(before)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    """Its images would be left out without a word. (Root may read any.)"""
+    image_folder(tmp_path)
+    (tmp_path / "train" / "cat" / "sub").mkdir()
+    scan = os.scandir
+
+    def refused(folder):
+        if str(folder).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(SparsityError, match="cannot read the folder .*/cat/sub: Permission denied"):
+        load_data("folder", tmp_path, workers=0)

@@ -196,3 +196,38 @@ def test_the_live_line_of_several_processes_is_as_that_of_one() -> None:
     one = SimpleNamespace(meter=SimpleNamespace(values=lambda: torch.tensor([6.0, 4.0, 3.0])))
     one.processes = SimpleNamespace(world=2)
     assert Trainer._so_far(one)[:2].tolist() == [12.0, 8.0]
+
+
+def test_data_that_have_changed_since_the_checkpoint_are_refused(tmp_path: Path, capsys) -> None:
+    """Their order, the length of an epoch and the labels would be others."""
+    command = (*SHORT, "--out", str(tmp_path))
+    assert main([*command]) == 0
+    folder = RunFolder(tmp_path)
+    state = folder.load_checkpoint()
+    assert state is not None and state["data"] == [1437, 360, 10]
+    folder.summary.unlink()
+    folder.save_checkpoint({**state, "data": [36, 9, 10]}, resolve({"data": "digits"}))
+    capsys.readouterr()
+    assert main([*command]) == 2
+    said = "36 and 9 images in 10 classes -> 1437 and 360 images in 10 classes"
+    assert said in capsys.readouterr().err
+
+
+def test_nobody_reads_the_progress_any_more(tmp_path: Path) -> None:
+    """As with `2>&1 | head`: the run goes on."""
+    process = started(*SHORT, "--out", tmp_path)
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait() == 0 and (tmp_path / "summary.json").exists()
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    """Root could put a file in the place of /dev/null."""
+    os.mkfifo(tmp_path / "device")
+    with pytest.raises(SparsityError, match="it is no plain file"):
+        write(tmp_path / "device", lambda path: path.write_text("new"))
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "link").symlink_to("there")
+    write(tmp_path / "link", lambda path: path.write_text("new"))
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there").read_text() == "new"
+    assert not (tmp_path / "device").is_file()

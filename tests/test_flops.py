@@ -22,6 +22,39 @@ def density(network: st.SparseNetwork, name: str) -> float:
     return 1 - network.layers[name].sparsity
 
 
+def test_a_matrix_times_a_vector_costs_the_same_in_any_order() -> None:
+    class Turned(nn.Module):
+        def __init__(self, order: Any) -> None:
+            super().__init__()
+            self.layer, self.order = nn.Linear(20, 30), order
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.order(self.layer.weight, self.layer.bias, x)
+
+    orders = (lambda w, b, x: x @ w.T, lambda w, b, x: w @ x, lambda w, b, x: torch.addmv(b, w, x))
+    for order in orders:
+        model = Turned(order)
+        st.sparsify(model, st.Static(0.9))
+        found = st.flops(model, torch.randn(20))
+        assert (found.dense, found.sparse) == (1200, 120)
+
+
+def test_what_cannot_be_counted_is_told_in_one_line() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+
+    class Flexible(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return flex(y, y, y)
+
+    with pytest.raises(st.SparsityError, match="an operation of the model cannot be counted: .*flex_att"):
+        st.flops(Flexible(), torch.randn(1, 2, 4, 16))
+
+
 def test_gpus_that_the_model_is_not_on_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

@@ -281,3 +281,12 @@ def test_beside_a_class_that_is_certain_others_are_impossible():
     tally = Tally()
     tally.add(logits[:2], torch.tensor([0, 0]))
     assert tally.nll == math.inf
+
+
+@pytest.mark.parametrize(
+    ("dtype", "classes"),
+    [(torch.uint8, 256), (torch.uint8, 300), (torch.int8, 128), (torch.int16, 50_000), (torch.uint16, 10)],
+)
+def test_labels_of_a_type_that_does_not_hold_the_number_of_classes(dtype: torch.dtype, classes: int) -> None:
+    logits, labels = torch.randn(8, classes), torch.arange(8)
+    assert scores(logits, labels.to(dtype)) == scores(logits, labels)

@@ -392,7 +392,7 @@ def test_errata_stand_where_the_numbers_do(tmp_path):
     (file, *_) = write_pages(tmp_path, ["swa"], tmp_path / "docs" / "results.md", format="md")
     assert " not 0.11, 0.18 and 0.30. See the [errata](errata.md#dense-flops).\n" in file.read_text()
     told = notes(Mode(), [*EXPERIMENTS["swa"].table, *EXPERIMENTS["variance"].table])
-    assert told[1:] == [erratum("swa"), erratum("variance")]
+    assert told[1:] == [f"swa: {erratum('swa')}", f"variance: {erratum('variance')}"]
 
 
 @pytest.mark.parametrize("name", ERRATA)

@@ -502,6 +502,87 @@ def test_a_model_that_is_too_large_to_be_counted(capsys, option) -> None:
     assert "does not fit into the memory" in fails(capsys, "flops", "--model", "mlp", *option)
 
 
+HEADS = """
+import torch
+from torch import nn
+
+class Heads(nn.Module):
+    def __init__(self, size, classes, training=tuple):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(size * size, classes))
+
+    def forward(self, x):
+        if self.training:
+            return self.other(self.body(x))
+        return self.body(x)
+
+class Two(Heads):
+    def other(self, y): return y, y
+
+class Raises(Heads):
+    def other(self, y): raise RuntimeError("no training today")
+
+class Detached(Heads):
+    def other(self, y): return y.detach()
+
+class Any(nn.Sequential):
+    def __init__(self, **known):
+        super().__init__(nn.Flatten(), nn.Linear(known["size"] ** 2, known["classes"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("Two", "tuple"), ("Raises", "no training today"), ("Detached", "does not require")]
+)
+def test_own_models_that_are_others_in_training(capsys, tmp_path: Path, monkeypatch, name, message) -> None:
+    (tmp_path / "own_heads.py").write_text(HEADS)
+    monkeypatch.chdir(tmp_path)
+    line = fails(capsys, *SHORT, "--model", f"own_heads:{name}", "--out", "run")
+    assert "the model cannot be trained" in line and message in line and not (tmp_path / "run").exists()
+
+
+def test_own_models_that_take_anything_are_given_all(capsys, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "own_heads.py").write_text(HEADS)
+    monkeypatch.chdir(tmp_path)
+    assert main([*map(str, SHORT), "--model", "own_heads:Any", "--out", "run"]) == 0
+
+
+@pytest.mark.parametrize("command", ["train --out run", "evaluate run", "report run", "export run"])
+def test_folders_that_may_not_be_read(capsys, monkeypatch, command: str) -> None:
+    """Another user's. (Root may read any.)"""
+
+    def refused(path: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("exists", "is_dir", "is_file"):
+        monkeypatch.setattr(Path, name, refused)
+    assert "Permission denied: run" in fails(capsys, *command.split())
+
+
+HUGE = "9" * 401
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --method gmp --prune-epochs 1e308",
+        f"train --epochs {HUGE}",
+        f"train --cycles {HUGE}",
+        f"train --booster free-tickets --epochs {HUGE}",
+        f"flops --epochs {HUGE}",
+        f"flops --classes {HUGE}",
+        f"reproduce vgg16 --dry-run --seeds {HUGE}",
+    ],
+)
+def test_huge_numbers(capsys, command: str) -> None:
+    assert len(fails(capsys, *command.split())) < 500
+
+
+def test_settings_from_nowhere(capsys) -> None:
+    """As of a variable that is not set."""
+    assert "--config is empty" in fails(capsys, "train", "--config", "")
+
+
 # ---- several in one folder, full disks, what an earlier run left ----
 
 

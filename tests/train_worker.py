@@ -30,7 +30,7 @@ class Dying(nn.Module):
     def forward(self, x):
         if DIE in os.environ:
             rank, step, number = (int(part) for part in os.environ[DIE].split(":"))
-            Dying.seen += self.training
+            Dying.seen += self.training and bool(x.any())  # the model is tried with zeros first
             now = Dying.seen if self.training else -Dying.seen
             if now == step and int(os.environ.get("RANK", 0)) == rank:
                 os.kill(os.getpid(), number)

@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
             raise SparsityError(
                 f"unknown argument {rest[0]}" + (f": did you mean {nearest[0]}?" if nearest else "")
             )
-        for name in ("out", "data_dir"):
+        for name in ("out", "data_dir", "config"):
             if getattr(parsed, name, None) == "":
                 raise SparsityError(f"{flag(name)} is empty: name a place, or leave it out")
         return parsed

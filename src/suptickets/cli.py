@@ -134,6 +134,8 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     found = store.read_aloud() if len(arguments.path) == 1 else []
     if store.damaged and not found:
         raise SparsityError(f"all results in {store.folder} are damaged: run suptickets reproduce again")
+    if not (found or names) and (arguments.scale is not None or arguments.separate is not None):
+        raise SparsityError("--scale and --separate choose among the results of one store: leave them out")
     if found or names:
         which = {"scale": arguments.scale, "separate": arguments.separate, "format": arguments.format}
         written = write_pages(store.folder, names, arguments.out, **which)
@@ -196,6 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def program() -> NoReturn:
     """The entry point for the shell; stdout may be closed, and a RuntimeWarning is printed as one line."""
     sys.stdout, usual = sys.stdout or io.StringIO(), warnings.formatwarning
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     warnings.formatwarning = lambda message, category, *where: (
         f"suptickets: {message}\n" if category is RuntimeWarning else usual(message, category, *where)
     )
@@ -227,7 +231,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             print_plain(f"suptickets: {message}")
         return 2 if alone else 1
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM) or error.filename is None:
             raise
         print_plain(f"suptickets: {error.strerror}: {error.filename}")
         return 2

@@ -41,6 +41,8 @@ from suptickets.training.progress import print_plain
 from suptickets.training.result import hardware
 from suptickets.training.settings import UNSAID, build, resolve
 
+MOST_SEEDS = 1000  # of each cell
+
 
 def reproduce(
     names: Sequence[str],
@@ -78,6 +80,8 @@ def reproduce(
     chosen = select([cell for name in names for cell in experiment(name).table], cells)
     mode = _mode(scale, separate, changes or {}, chosen)
     seeds = None if seeds is None else whole("--seeds", seeds)
+    if seeds is not None and seeds > MOST_SEEDS:
+        raise SparsityError(f"--seeds must be at most {MOST_SEEDS:,}")
     store, runner = Store(out), Runner(out, executor, jobs)
     records = store.read_aloud()
     about = {"experiment": " ".join(names), "mode": str(mode)}

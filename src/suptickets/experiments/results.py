@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,7 +177,7 @@ def _page(
 ) -> Page:
     if name != GAINS:
         return page(name, records, mode, store=store, beside=beside)
-    shown = f"suptickets report {shlex.quote(str(store))} --experiment {GAINS}"
+    shown = f"suptickets report again --experiment {GAINS}"
     return gains_page(records, mode, _made(mode), [*_trained(records, mode), shown])
 
 
@@ -255,10 +254,12 @@ def trains(cells: Iterable[Cell]) -> bool:
 def notes(mode: Mode, cells: Iterable[Cell]) -> list[str]:
     """What a reader of the numbers of these cells must know."""
     cells = list(cells)
-    wrong = [erratum(name) for name in dict.fromkeys(cell.experiment for cell in cells) if name in ERRATA]
+    names = list(dict.fromkeys(cell.experiment for cell in cells))
+    wrong = {name: erratum(name) for name in names if name in ERRATA}
+    said = [f"{name}: {text}" if len(names) > 1 else text for name, text in wrong.items()]
     if not trains(cells):
-        return [DRAWN, *wrong]
-    return [*_made(mode), *wrong]
+        return [DRAWN, *said]
+    return [*_made(mode), *said]
 
 
 def _page_notes(mode: Mode, cells: Iterable[Cell]) -> list[Note]:

@@ -162,9 +162,11 @@ def only_mode(records: Sequence[Mapping[str, Any]]) -> Mode:
     modes = sorted({str(mode_of(record)) for record in records})
     if len(modes) > 1:
         found = "; ".join(modes)
-        raise SparsityError(
-            f"these do not go into one table ({found}): say which with --scale, --separate or --no-separate"
-        )
+        kinds = {(record["scale"], record["separate"]) for record in records}
+        help = "say which with --scale, --separate or --no-separate"
+        if len(kinds) == 1:
+            help = "give each trial (--set) an --out of its own, or move their lines to stores of their own"
+        raise SparsityError(f"these do not go into one table ({found}): {help}")
     if not records:
         raise SparsityError("there are no results yet: run suptickets reproduce")
     return mode_of(records[0])

@@ -70,11 +70,12 @@ class Tally:
         on another device, which is not waited for, by `scores`.
         """
         _check(logits, labels)
+        labels = labels.long()  # a small type may not have the number of classes
         strange = (labels < 0) | (labels >= logits.shape[1])
         if labels.device.type == "cpu":
             _refuse(int(strange.sum()))
         self.strangers += strange.sum()
-        known, labels = log_probabilities(logits), labels.long().masked_fill(strange, 0)
+        known, labels = log_probabilities(logits), labels.masked_fill(strange, 0)
         own = known.gather(1, labels[:, None])
         confidence, predicted = known.exp().max(dim=1)
         index = (confidence * self.bins).ceil().long().clamp_(1, self.bins) - 1

@@ -65,8 +65,6 @@ def write_book(pages: Mapping[str, Page], file: Path) -> list[Path]:
 
 
 def _prepare(file: Path) -> None:
-    if file.exists() and not file.is_file():
-        raise SparsityError(f"cannot write {file}: it is no plain file, choose another --out")
     refuse_own(file)
     _make(file.parent)
 

@@ -78,13 +78,16 @@ def relative(settings: Settings, data: Data, dense: int) -> float:
     return dense / plain if plain else 1.0
 
 
+ARGUMENTS = ("classes", "channels", "size", "width")  # of a user's function that builds a model
+
+
 def make_model(name: str, data: Data, width: float = 1.0) -> nn.Module:
     """A model for these data, by its name or from `module:function`."""
     channels, size = data.shape[0], data.shape[-1]
     if ":" not in name:
         return build_model(name, data.classes, channels, size, width)
     function, accepted = _imported(name)
-    known = {"classes": data.classes, "channels": channels, "size": size, "width": width}
+    known = dict(zip(ARGUMENTS, (data.classes, channels, size, width), strict=True))
     try:
         built = function(**{key: value for key, value in known.items() if key in accepted})
     except SparsityError:
@@ -105,13 +108,14 @@ def _check_width(name: str) -> None:
 
 
 def _imported(name: str) -> tuple[Callable[..., Any], Collection[str]]:
-    """The function, and the arguments that it takes. Importing its module may fail in any way."""
+    """The function, and the arguments of ours that it takes. Importing its module may fail in any way."""
     module, _, function = name.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        return found, inspect.signature(found).parameters
+        taken = inspect.signature(found).parameters
+        return found, ARGUMENTS if any(one.kind is one.VAR_KEYWORD for one in taken.values()) else taken
     except (Exception, SystemExit) as error:
         raise SparsityError(f"cannot import the model {name}: {reason(error)}") from error
 
@@ -136,13 +140,23 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
         )
 
 
-def check_used(model: nn.Module, data: Data) -> None:
-    """Refuse parameters that the loss does not use: other processes would wait for their gradients."""
-    twin = densified(model).train()
-    with torch.enable_grad(), fork_random(model):
-        twin(next(model.parameters()).new_zeros(2, *data.shape)).sum().backward()
+def check_trains(settings: Settings, model: nn.Module, data: Data, world: int) -> None:
+    """Refuse a model that cannot be trained: one that gives something else in training mode, for example.
+
+    In several processes all parameters must be used: the others would wait for their gradients.
+    """
+    samples = 2 * settings.members
+    try:
+        twin, x = densified(model).train(), next(model.parameters()).new_zeros(samples, *data.shape)
+        with torch.enable_grad(), fork_random(model):
+            loss(settings, twin(x), x.new_zeros(samples, dtype=torch.int64)).backward()
+    except Exception as error:
+        raise SparsityError(
+            f"the model cannot be trained ({reason(error)}): in training mode too, it must give logits "
+            "alone, that depend on its parameters"
+        ) from error
     unused = [name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None]
-    if unused:
+    if unused and world > 1:
         raise SparsityError(
             f"the model does not use {', '.join(unused)}, which several processes cannot train: take it out "
             "of the model, or train in one process"

@@ -275,7 +275,10 @@ def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Write a file beside `path`, flush it to the disk, then move it into place."""
+    """Write a file beside `path` (or what it links to), flush it to the disk, then move it into place."""
+    if path.exists() and not path.is_file():  # moving would replace a device, and whoever uses it
+        raise SparsityError(f"cannot write {path}: it is no plain file, choose another --out")
+    path = path.resolve()
     part = path.with_name(path.name + ".part")
     try:
         writer(part)

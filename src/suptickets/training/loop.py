@@ -240,6 +240,7 @@ class Trainer(Parts):
             "network": _compact(self.network.state_dict()),
             "optimizer": _compact(self.optimizer.state_dict()),
             "tickets": None if self.tickets is None else self.tickets.state_dict(),
+            "data": self._sizes(),
             "cost": [self.cost.steps, self.cost.spent],
             "explored": {
                 n: _packed(lived, alive[n].rows()) for n, lived in self.explored.state_dict().items()
@@ -251,6 +252,17 @@ class Trainer(Parts):
             "rng": p.gather(torch.get_rng_state()),
             "cuda_rng": p.gather(torch.cuda.get_rng_state()) if self.on_gpu else None,
         }
+
+    def _sizes(self) -> list[int]:
+        """What the order of the data depends on, and what is learned."""
+        return [self.data.train_size, self.data.test_size, self.data.classes]
+
+    def _check_data(self, then: list[int] | None) -> None:
+        """Refuse a checkpoint of other data, whose order would be another (old checkpoints do not say)."""
+        now = self._sizes()
+        if then not in (now, None):
+            counts = " -> ".join(f"{a} and {b} images in {c} classes" for a, b, c in (then, now))
+            raise SparsityError(f"the data have changed ({counts}): bring them back, or use --force")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`; with another number of processes, the first takes the sums of all."""
@@ -289,6 +301,7 @@ class Trainer(Parts):
         """Load the last checkpoint, if there is one; returns the seconds that were spent before it."""
         state = self.processes.first(folder.load_checkpoint)
         if state is not None:
+            self._check_data(state.get("data") if isinstance(state, dict) else None)
             try:
                 self.load_state_dict(state)
             except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, zlib.error) as error:

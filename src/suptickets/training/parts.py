@@ -55,8 +55,7 @@ class Parts:
         self.model = build.model(settings, data).to(device, self.dtype)
         if ":" in settings.model:
             build.check_fit(self.model, data, self.dtype)
-            if processes.world > 1:
-                build.check_used(self.model, data)
+            build.check_trains(settings, self.model, data, processes.world)
         if processes.world == 1 or device.type != "cuda":  # otherwise batch norms see all samples
             build.check_batches(settings, data, processes.world, self.model)
         if device.type == "cuda":

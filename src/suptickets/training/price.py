@@ -33,6 +33,7 @@ SIZES = {
     "cifar100": (50_000, 100, (3, 32, 32)),
     "imagenet": (1_281_167, 1000, (3, 224, 224)),
 }
+MOST_CLASSES = 10**12
 LARGEST = 10**6  # pixels a side, so that the bytes of all images can be counted in 64 bits
 #: Methods whose final layers depend on the weights.
 BY_WEIGHTS = (SNIP, GraNet, SNFS, DSR)
@@ -85,8 +86,9 @@ def images(name: str, classes: int | None, size: int | None) -> Data:
     for option, value in (("classes", classes), ("size", size)):
         if value is not None and value < 1:
             raise SparsityError(f"--{option} must be at least 1, not {value}")
-    if size is not None and size > LARGEST:
-        raise SparsityError(f"--size must be at most {LARGEST:,}, not {size:,}")
+    for option, value, most in (("size", size, LARGEST), ("classes", classes, MOST_CLASSES)):
+        if value is not None and value > most:
+            raise SparsityError(f"--{option} must be at most {most:,}")
     sides = sides if size is None else [size, size]
     pixels = torch.empty(count, channels, *sides, dtype=torch.uint8, device="meta")
     labels = torch.empty(count, dtype=torch.int64, device="meta")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -80,8 +81,9 @@ class Progress:
 
 
 def print_plain(message: str) -> None:
-    """Print a plain line on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a plain line on stderr; it is no error if nobody reads it any more."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:

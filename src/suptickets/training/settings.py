@@ -49,11 +49,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 UNSAID = ("workers", "checkpoint_every", "log")
 _PLACE = ("data_dir", *UNSAID)
 _BASE = ("epochs", "cycles", "lr")  # what a booster derives its own settings from
+_COUNTS = ("epochs", "batch_size", "interval", "cycles", "members")
+_LENGTHS = ("warmup_epochs", "prune_epochs", "cycle_epochs", "evaluate_every", "workers")
 _AT_LEAST = {
-    **dict.fromkeys(("epochs", "batch_size", "interval", "cycles", "members"), 1),
-    **dict.fromkeys(("lr", "momentum", "weight_decay", "warmup_epochs", "prune_epochs", "cycle_epochs"), 0),
-    **dict.fromkeys(("lr_low", "lr_high", "evaluate_every", "workers", "seed", "checkpoint_every"), 0),
+    **dict.fromkeys(_COUNTS, 1),
+    **dict.fromkeys((*_LENGTHS, "lr", "lr_low", "lr_high", "momentum", "weight_decay"), 0),
+    **dict.fromkeys(("seed", "checkpoint_every"), 0),
 }
+_AT_MOST = dict.fromkeys((*_COUNTS, *_LENGTHS), 10**9)
 _FRACTIONS = ("initial_sparsity", "rate", "explore_rate", "beta", "label_smoothing")
 
 
@@ -138,6 +141,8 @@ class Settings:
             if not least <= value < float("inf"):
                 bound = "finite" if value == float("inf") else f"at least {least}"
                 raise SparsityError(f"{flag(name)} must be {bound}, not {value}")
+            if value > (most := _AT_MOST.get(name, value)):
+                raise SparsityError(f"{flag(name)} must be at most {most:,}")
         if self.momentum >= 1:
             raise SparsityError(f"--momentum must be below 1, not {self.momentum:g}")
         if self.seed >= 2**63:
@@ -336,6 +341,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             return float(value)
+        raise SparsityError(f"{name} is too large a number")
+    if hint is int and isinstance(value, int) and abs(value) >= 2**100:
         raise SparsityError(f"{name} is too large a number")
     if hint is float and isinstance(value, str):  # YAML takes 1e-3 for text
         with contextlib.suppress(ValueError):
