@@ -299,12 +299,31 @@ def test_what_a_compact_file_cannot_have_is_refused(tmp_path):
         save_compact({"a": torch.eye(40), "a/where": torch.ones(3)}, tmp_path / "n.st")
     with pytest.raises(SparsityError, match="extra is no tensor"):
         save_compact({"a": torch.eye(40), "extra": {"b": 1}}, tmp_path / "n.st")
+    for kind in (torch.complex128, torch.float4_e2m1fn_x2):
+        with pytest.raises(SparsityError, match=rf"cannot hold odd \({kind}, torch.strided\): leave it out"):
+            save_compact({"odd": torch.empty(40, dtype=kind)}, tmp_path / "n.st")
+    for odd in (torch.eye(3).to_sparse(), torch.eye(3).to("meta")):
+        with pytest.raises(SparsityError, match=r"cannot hold odd \(torch.float32, torch.(sparse|meta)"):
+            save_compact({"odd": odd}, tmp_path / "n.st")
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_smallest_numbers_are_kept_where_torch_takes_them_for_zero(tmp_path, dtype):
+    tiny = torch.zeros(1000, dtype=dtype)
+    tiny[:3] = torch.tensor([torch.finfo(dtype).smallest_normal / 8, -0.0, 1], dtype=dtype)
+    try:
+        assert torch.set_flush_denormal(True)
+        save_compact({"tiny": tiny}, tmp_path / "t")
+        found = load_compact(tmp_path / "t")
+    finally:
+        torch.set_flush_denormal(False)
+    assert same(found, {"tiny": tiny}) and found["tiny"].count_nonzero() == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu])
 def test_eight_bits_are_packed_too(tmp_path, dtype):
-    state = {"a": torch.eye(40).to(dtype), "b": torch.randn(40, 40).to(dtype)}
+    state = {"a": torch.eye(40).to(dtype), "b": torch.rand(40, 40).to(dtype)}
     save_compact(state, tmp_path / "n.st")
     found = load_compact(tmp_path / "n.st")
     assert all(torch.equal(found[name].view(torch.uint8), state[name].view(torch.uint8)) for name in state)

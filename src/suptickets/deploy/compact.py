@@ -25,6 +25,7 @@ from suptickets.layout import in_order, place_of
 
 PACKED, TIED = "packed", "tied"  # in the metadata
 WHERE = "/where"
+WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers of so many bytes
 
 
 def save_compact(
@@ -49,12 +50,9 @@ def save_compact(
         if first != name:
             tied[name] = first
             continue
-        packed = _packed(tensor.detach().cpu())
-        if packed is None:
-            tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        else:
-            shapes[name] = [*tensor.shape]
-            tensors[name], tensors[name + WHERE] = packed
+        tensors[name], where = _stored(name, tensor)
+        if where is not None:
+            shapes[name], tensors[name + WHERE] = [*tensor.shape], where
     about = {PACKED: json.dumps(shapes), TIED: json.dumps(tied)}
     Path(path).write_bytes(save(tensors, {**(metadata or {}), **about}))
 
@@ -91,13 +89,25 @@ def unpacked(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
     return state | {name: state[first] for name, first in tied.items()}
 
 
+def _stored(name: str, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The values of a tensor, and where they are if it is packed."""
+    try:
+        plain = tensor.detach().cpu()
+        packed = _packed(plain)
+        stored = packed or (plain.clone(memory_format=torch.contiguous_format), None)
+        save({name: stored[0].reshape(-1)[:0]})  # not all types can be saved
+        return stored
+    except Exception as error:
+        kind = f"{tensor.dtype}, {'torch.meta' if tensor.is_meta else tensor.layout}"
+        raise SparsityError(f"a compact file cannot hold {name} ({kind}): leave it out") from error
+
+
 def _packed(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
     """The values other than 0, and where they are; None if the tensor itself is not larger."""
     if not tensor.is_floating_point():
         return None
     flat = tensor.reshape(-1)
-    numbers = flat.float() if flat.itemsize == 1 else flat  # float8 has no comparisons
-    alive = (numbers != 0) | torch.signbit(numbers)  # -0.0 is not 0.0
+    alive = flat.view(WHOLE[flat.itemsize]) != 0  # the bits: -0.0 is kept, and what torch may take for zero
     bits = torch.from_numpy(np.packbits(alive.numpy()))
     positions = alive.nonzero().reshape(-1).to(torch.int32 if len(flat) < 2**31 else torch.int64)
     where = min(bits, positions, key=lambda one: one.nbytes)
@@ -112,4 +122,6 @@ def _restored(name: str, values: Tensor, where: Tensor, shape: list[int]) -> Ten
     whole = positions.dim() == 1 and positions.dtype in (torch.int32, torch.int64)
     if values.shape != positions.shape or not (whole and in_order(positions, size)):
         raise SparsityError(f"the file is damaged: {name} does not fit its shape {shape}")
-    return torch.zeros(size, dtype=values.dtype).index_put_((positions,), values).reshape(shape)
+    kind = WHOLE[values.itemsize]
+    flat = torch.zeros(size, dtype=kind).index_put_((positions,), values.view(kind))
+    return flat.view(values.dtype).reshape(shape)
