@@ -21,13 +21,14 @@ from suptickets.deploy.runtime import Part, groups
 from suptickets.models import MODELS, build_model
 
 BATCHES = (1, 2, 7, 16, 17)
+ALL = {nn.Conv2d: 2.0, nn.Linear: 2.0}
 SMALL = {"vgg16": 0.1, "resnet50": 0.1, "wrn28-10": 0.05, "resnet50-imagenet": 0.1}
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels run layers of any density."""
-    monkeypatch.setattr(acceleration, "DENSE", 2.0)
+    monkeypatch.setattr(acceleration, "DENSE", ALL)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_convolutions(data: some.DataObject) -> None:
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, group, bias=pick(True, False))
     model = thin(conv, pick(0.0, 0.02, 0.1, 0.5, 1.0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(acceleration, "DENSE", 2.0)
+        patch.setattr(acceleration, "DENSE", ALL)
         made = check(
             nn.Sequential(model, nn.ReLU()) if pick(True, False) else model,
             images(pick(*BATCHES), inputs, *size),
@@ -396,14 +397,14 @@ def test_batches_that_differ(always: None) -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.shift = nn.Conv2d(3, 3, 1), nn.Parameter(torch.ones(2, 3, 4, 4))
+            self.conv = nn.Conv2d(3, 3, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) + self.shift
+            return self.conv(x) + self.conv(x[-3:])
 
     made = check(Fixed(), images(2, 3, 4, 4))
     with pytest.raises(st.SparsityError, match="different numbers of images"):
-        made(images(1, 3, 4, 4))
+        made(images(4, 3, 4, 4))
 
 
 def test_bad_inputs(vgg: tuple[nn.Module, nn.Module]) -> None:
@@ -443,7 +444,7 @@ def test_without_a_place(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiler(folder: Path, body: str) -> str:
     path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.write_text(f"#!/bin/sh\nfor last; do :; done\n{body}\n")  # its last argument: the file to make
     path.chmod(0o755)
     return str(path)
 
@@ -457,17 +458,83 @@ def test_a_compiler_that_fails(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert list((fresh / "cache" / "suptickets").iterdir()) == []
 
 
-def test_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second process finds what the first has made; another source, or compiler, has another place."""
-    made = native.cached(native.find_compiler())
-    native.kernels()
-    kept = made.stat().st_mtime_ns
+def again() -> Path:
+    """What another process would do; returns the one file there is."""
     native.kernels.cache_clear()
     native.kernels()
-    assert made.stat().st_mtime_ns == kept and list(made.parent.iterdir()) == [made]
+    (made,) = native.folder().iterdir()
+    return made
+
+
+def test_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process finds what the first has made; another source, or compiler, has another place."""
+    first, name = again(), native.pattern(native.find_compiler())
+    kept = first.stat().st_mtime_ns
+    assert again() == first and first.match(name) and first.stat().st_mtime_ns == kept
+    assert native.pattern(compiler(fresh, "echo another")) != name
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-g"))
-    assert native.cached(native.find_compiler()) != made
-    assert native.cached(compiler(fresh, "echo another")) != made
+    assert native.pattern(native.find_compiler()) != name
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return native._compiled(str(native.find_compiler()), tmp_path_factory.mktemp("made") / "kernels.so")
+
+
+@pytest.fixture
+def copies(fresh: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that is quick."""
+    monkeypatch.setenv("CXX", compiler(fresh, f'test "$1" = --version || cp "{made}" "$last"'))
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_damaged_kernels_are_made_again(copies: None, damage: bytes | None) -> None:
+    made = again()
+    whole = made.read_bytes()
+    made.unlink()  # it is in use
+    made.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    made = made.rename(made.with_stem(made.stem[:-16] + 16 * "0"))
+    assert again() != made and again().read_bytes() == whole
+
+
+def test_a_compiler_is_needed_only_once(fresh: Path, copies: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = again()
+    monkeypatch.setenv("PATH", str(fresh))
+    monkeypatch.delenv("CXX")
+    assert native.find_compiler() is None and again() == made
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('test "$1" = --version || echo no > "$last"', "made kernels that do not load from .*: set CXX to a"),
+        ("true", "cannot compile the sparse kernels, set CXX to another: exit status 0"),
+    ],
+)
+def test_a_compiler_that_makes_no_kernels(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    monkeypatch.setenv("CXX", compiler(fresh, body))
+    with pytest.raises(st.SparsityError, match=message):
+        native.kernels()
+    assert list(native.folder().iterdir()) == []
+
+
+def test_a_compiler_that_is_no_program(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Path(compiler(fresh, ""))
+    made.write_text("no program")
+    monkeypatch.setenv("CXX", str(made))
+    with pytest.raises(st.SparsityError, match="cannot be run, set CXX to another compiler: "):
+        native.kernels()
+
+
+def test_a_place_that_is_read_only(copies: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**given: Any) -> None:
+        raise PermissionError("read only")
+
+    monkeypatch.setattr(native.tempfile, "TemporaryDirectory", refused)
+    with pytest.raises(st.SparsityError, match="no place for the sparse kernels, .*: read only"):
+        native.kernels()
 
 
 class Indexing(nn.Module):
@@ -570,6 +637,33 @@ def _sized(net: Any, x: Tensor) -> Tensor:
     return net.last(torch.cat([h[:, :end], h[:, end:]], 1)) / size
 
 
+@torch.fx.wrap
+def _clipped(h: Tensor) -> Tensor:
+    return h.clamp_(max=6)
+
+
+@torch.fx.wrap
+def _clips(h: Tensor) -> None:
+    h.clamp_(max=6)
+
+
+@torch.fx.wrap
+def _itself(h: Tensor) -> Tensor:
+    return h
+
+
+@torch.fx.wrap
+def _both(h: Tensor) -> tuple[Tensor, Tensor]:
+    return h + 1, h
+
+
+def _multiplied(net: Any, x: Tensor) -> Tensor:
+    """Not in place."""
+    h = before = net.first(x)
+    h @= net.first.weight
+    return net.last(h) + net.last(before)
+
+
 def _filled(net: Any, x: Tensor) -> Tensor:
     h = net.first(x)
     return net.last(torch.zeros_like(h).copy_(h).requires_grad_(False) + h.new_empty(h.shape).fill_(1.0))
@@ -588,6 +682,10 @@ CHANGES = {
     "by name": _changed(lambda h: F.leaky_relu_(h, 0.1)),
     "keyword": lambda net, x: net.last(input=net.first(input=x)),
     "input": lambda net, x: net.last(net.first(x.nan_to_num_())),
+    "wrapped": _changed(lambda h: _clipped(h)),
+    "out": _changed(lambda h: torch.clamp(h, max=6, out=h)),
+    "product": _multiplied,
+    "dropout": lambda net, x: net.last(F.relu(F.dropout(net.first(x), 0.5, net.training), inplace=True)),
 }
 
 
@@ -616,11 +714,115 @@ def _of_base(net: Any, x: Tensor) -> Tensor:
     return net.last(turned)
 
 
-@pytest.mark.parametrize("forward", [_of_view, _of_base])
+def _of_data(net: Any, x: Tensor) -> Tensor:
+    h = net.first(x)
+    data = h.data
+    data -= F.relu(data - 6)
+    return net.last(h)
+
+
+def _shared(share: Any) -> Any:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x)
+        other = share(h)
+        h.clamp_(max=6)
+        return net.last(other.view(-1, 8))
+
+    return forward
+
+
+SHARED = {
+    "dropout": lambda h: F.dropout(h, 0.5, False),
+    "ravel": lambda h: h.ravel(),
+    "turned": lambda h: h.t().reshape(8, -1).t().contiguous(),
+    "type": lambda h: h.type_as(h),
+    "parts": lambda h: h.hsplit(1)[0],
+    "wrapped": lambda h: _itself(h),
+    "wrapped parts": lambda h: _both(h)[1],
+}
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [_of_view, _of_base, _of_data, *map(_shared, SHARED.values())],
+    ids=["view", "base", "data", *SHARED],
+)
 def test_changes_of_what_is_known_by_another_name_are_refused(forward: Any) -> None:
     """An example would tell only if it is clipped."""
     with pytest.raises(st.SparsityError, match="it changes a view. Use the plain network"):
         accelerate(thin(_Layers(forward), 0.5), images(1, 8) * 0.01)
+
+
+def test_changes_by_unknown_functions_are_refused() -> None:
+    with pytest.raises(st.SparsityError, match="does not follow _clips: use the plain network"):
+        accelerate(thin(_Layers(_changed(lambda h: _clips(h))), 0.5), images(1, 8) * 0.01)
+
+
+@pytest.mark.parametrize("kind", [{"affine": False}, {"bias": False}, {}])
+@pytest.mark.parametrize("between", [nn.Identity(), nn.ReLU()])
+@pytest.mark.parametrize("pair", [(nn.Linear(8, 8), nn.BatchNorm1d), (nn.Conv2d(8, 8, 1), nn.BatchNorm2d)])
+def test_batch_norms_without_weights(always: None, pair: Any, between: Any, kind: Any) -> None:
+    layer, norm = pair[0], pair[1](8, **kind).eval()
+    norm.running_mean.uniform_(), norm.running_var.uniform_(1, 2)
+    x = images(3, 8) if isinstance(layer, nn.Linear) else images(3, 8, 4, 4)
+    assert len(parts(check(nn.Sequential(layer, between, norm), x))) == 1
+
+
+def test_batch_norms_of_rows_are_not_folded() -> None:
+    check(thin(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), 0.5), images(3, 8, 8))
+
+
+def test_hooks_of_modules_that_do_nothing() -> None:
+    model = thin(nn.Sequential(nn.Linear(8, 8), nn.Identity()), 0.2)
+    model[1].register_forward_hook(lambda module, given, made: made * 2)
+    check(model, images(3, 8))
+
+
+def test_weights_that_are_read_elsewhere_are_not_folded(always: None) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(F.relu(self.norm(self.layer(x))), self.layer.weight.t())
+
+    check(thin(Tied(), 0.5), images(3, 8))
+
+
+def test_other_arguments_have_their_defaults(always: None) -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x: Tensor, mask: Any = None, *more: Any, feat: bool = False, **rest: Any) -> Any:
+            x = self.layer(x)
+            return x if feat else F.relu(x if mask is None else x * mask)
+
+    assert len(parts(check(thin(Optional(), 0.5), images(3, 8)))) == 1
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_parameters_with_a_few_rows_are_no_images(always: None, count: int) -> None:
+    class Prototypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.prototypes = nn.Linear(8, 8), nn.Parameter(images(count, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) @ F.relu(self.layer(self.prototypes)).t()
+
+    model = thin(Prototypes(), 0.5)
+    made = accelerate(model, images(1, 8))
+    for batch in BATCHES:
+        check(model, images(batch, 8), made=made)
+
+
+@pytest.mark.parametrize(("density", "sparse"), [(0.25, ["0", "4"]), (0.5, ["0"]), (0.9, [])])
+def test_linear_layers_must_be_sparser(density: float, sparse: list[str]) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.SiLU(), nn.Flatten(), nn.SiLU(), nn.Linear(128, 64))
+    assert [*check(thin(model, density), images(2, 2, 6, 6)).sparse] == sparse
 
 
 @pytest.mark.parametrize(

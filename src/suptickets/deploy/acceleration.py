@@ -20,7 +20,8 @@ from suptickets.errors import SparsityError, reason
 from suptickets.layers import ELIGIBLE
 from suptickets.plain import densified
 
-DENSE = 0.8  # torch is as fast if at least this share of the multiplications is not by zero
+#: Torch is as fast if at least this share of the multiplications is not by zero.
+DENSE: dict[type, float] = {nn.Conv2d: 0.8, nn.Linear: 0.3}
 
 
 def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
@@ -75,5 +76,6 @@ def _replace(graph: GraphModule) -> dict[str, float]:
 
 
 def _gains(part: dict[Node, int | None], modules: Modules) -> bool:
-    counted = multiplications(part, modules).values()
-    return sum(living for _, living in counted) < DENSE * sum(dense for dense, _ in counted)
+    counted = multiplications(part, modules)
+    least = sum(living / DENSE[type(modules[name])] for name, (_, living) in counted.items())
+    return least < sum(dense for dense, _ in counted.values())

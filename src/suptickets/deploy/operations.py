@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx import Node
-from torch.fx.passes.shape_prop import TensorMetadata
 
 from suptickets.deploy.steps import (
     Planes,
@@ -38,16 +37,16 @@ FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
     F.max_pool2d: nn.MaxPool2d,
 }
 SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
-NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # what these do in evaluation mode
-IMAGES = 2  # in the batch by which shapes are found: not 1, a size that may mean anything
+NOTHING = (  # what these do in evaluation mode
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
 
 
 def shape(node: Node) -> tuple[int, ...]:
     """The shape of what a node makes of one image; empty if it does not make float32 numbers for each."""
-    made = node.meta.get("tensor_meta")
-    if not isinstance(made, TensorMetadata) or made.dtype != torch.float32 or len(made.shape) not in (2, 4):
-        return ()
-    return tuple(made.shape[1:]) if made.shape[0] == IMAGES else ()
+    image: tuple[int, ...] = node.meta.get("image", ())
+    return image
 
 
 def module_of(node: Node, modules: Modules) -> nn.Module | None:

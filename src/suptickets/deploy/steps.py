@@ -7,6 +7,7 @@ beforehand: the image is split into images of every n-th pixel, over which the k
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 Pair = tuple[int, int]
 Whole = NDArray[np.int64]
 Real = NDArray[np.float32]
+Norm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
 @dataclass(eq=False)
@@ -151,14 +153,28 @@ def linear(layer: nn.Linear, x: Planes, y: Planes) -> list[Step]:
     return [Sparse(x, y, Taps(output, channel, down, right, dense[output, place]), _bias(layer))]
 
 
-def normalisation(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Planes, y: Planes) -> list[Step]:
+def normalisation(norm: Norm, x: Planes, y: Planes) -> list[Step]:
     """A batch norm in evaluation mode: one factor and one shift per channel."""
+    scale, shift = map(_array, _affine(norm))
+    return [diagonal(x, y, scale, shift)]
+
+
+def folded(layer: nn.Conv2d | nn.Linear, norm: Norm) -> nn.Conv2d | nn.Linear:
+    """A copy of a layer that does the work of the batch norm behind it too."""
+    scale, shift = _affine(norm)
+    made, bias = copy.deepcopy(layer), shift if layer.bias is None else layer.bias * scale + shift
+    made.weight.copy_((layer.weight.flatten(1) * scale[:, None]).view_as(layer.weight))
+    made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+def _affine(norm: Norm) -> tuple[Tensor, Tensor]:
+    """The factor and the shift of each channel; a norm may have weights, a bias, both or neither."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = (norm.running_var + norm.eps).rsqrt()
-    if norm.affine:
-        scale = scale * norm.weight
-    shift = -norm.running_mean * scale + (norm.bias if norm.affine else 0)
-    return [diagonal(x, y, _array(scale), _array(shift))]
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias
 
 
 def diagonal(x: Planes, y: Planes, scale: Real | None = None, shift: Real | None = None) -> Sparse:

@@ -6,9 +6,7 @@ import builtins
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import redirect_stderr
-from io import StringIO
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -17,18 +15,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Proxy, Tracer
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
-from torch.fx.passes.shape_prop import ShapeProp
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.fx.proxy import Attribute
 
-from suptickets.deploy.operations import IMAGES, NOTHING, Modules, known, module_of, shape
+from suptickets.deploy.operations import NOTHING, Modules, known, module_of, shape
+from suptickets.deploy.steps import folded
+from suptickets.deploy.watch import name_of, watch
 from suptickets.errors import SparsityError, reason
 
-FOLDS: dict[Any, Callable[..., nn.Module]] = {
-    (nn.Conv2d, nn.BatchNorm2d): fuse_conv_bn_eval,
-    (nn.Linear, nn.BatchNorm1d): fuse_linear_bn_eval,
-}
-
-
+FOLDS = ((nn.Conv2d, nn.BatchNorm2d), (nn.Linear, nn.BatchNorm1d))
 IN_PLACE = {  # operators, and those that give the same result in a new tensor
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -42,17 +36,17 @@ IN_PLACE = {  # operators, and those that give the same result in a new tensor
     operator.ixor: operator.xor,
     operator.imatmul: operator.matmul,
 }
-HARMLESS = ("requires_grad_", "detach_")
-VIEWS = {  # what may share memory with its input
-    *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "getitem", "getattr", "select"),
-    *("chunk", "split", "tensor_split", "unbind", "narrow", "transpose", "swapaxes", "permute", "movedim"),
-    *("squeeze", "unsqueeze", "expand", "expand_as", "diagonal", "unfold", "detach", "contiguous"),
-    *("t", "to", "float"),
-}
 
 
 class Followed(Proxy):
     """A proxy that tells `x += y`, which changes a tensor under all its names, from `x = x + y`."""
+
+    def __getattr__(self, name: str) -> Attribute:
+        return FollowedAttribute(self, name)
+
+
+class FollowedAttribute(Followed, Attribute):
+    """The same for attributes such as `x.data`."""
 
 
 def _recorded(what: Callable[..., Any]) -> Callable[[Proxy, Any], Proxy]:
@@ -70,6 +64,10 @@ class OnCPU(Tracer):
         """A proxy that records changes in place."""
         return Followed(node, self)
 
+    def create_args_for_root(self, root_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The input alone is an argument; others have their defaults."""
+        return super().create_args_for_root(lambda root, x: root_fn(root, x), *args, **kwargs)
+
     def to_bool(self, obj: Proxy) -> bool:
         """The value of a condition on a tensor; it is known for `x.is_cuda` alone."""
         if obj.node.target is builtins.getattr and obj.node.args[1] == "is_cuda":
@@ -84,95 +82,55 @@ def traced(model: nn.Module, example: Tensor) -> GraphModule:
     except Exception as error:
         raise SparsityError(f"the network cannot be traced by torch.fx: {reason(error)}") from error
     _skip(graph)
+    watch(graph, example)
     _order(graph)
     _fold(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    _find_shapes(graph, example)
     return graph
 
 
-def _find_shapes(graph: GraphModule, example: Tensor) -> None:
-    """Find all shapes by a run with images of its own, which the network may change."""
-    try:
-        with torch.no_grad(), redirect_stderr(StringIO()):  # torch prints what it raises
-            ShapeProp(graph).propagate(example[:1].expand(IMAGES, *example.shape[1:]).clone())
-    except Exception as error:
-        cause = reason(error.__cause__ or error)
-        raise SparsityError(f"the network does not take {IMAGES} images like the example: {cause}") from error
-
-
 def _skip(graph: GraphModule) -> None:
-    """Take out modules that do nothing in evaluation mode."""
+    """Take out modules that do nothing in evaluation mode, and have no hooks."""
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
-        if node.op == "call_module" and type(modules[node.target]) in NOTHING:
+        if node.op == "call_module" and type(module_of(node, modules)) in NOTHING:
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
 
 
 def _order(graph: GraphModule) -> None:
-    """Let nodes that read a tensor after it was changed in place read the node that changed it."""
-    modules, nodes = dict(graph.named_modules()), list(graph.graph.nodes)
-    changes = {node for node in nodes if node.all_input_nodes and _in_place(node, modules)}
-    sizes, roots, seen = set[Node](), dict[Node, Node](), set[Node]()
-    for node in nodes:
-        source = node.all_input_nodes[0] if node.all_input_nodes else node
-        sizes |= {node} if _is_size(node, sizes) else set()
-        roots[node] = roots.get(source, node) if node in changes or _is_view(node, modules) else node
-        if node in changes and source in sizes:
-            _part(node, modules)  # a number, which nobody changes
-        elif node in changes:
-            _follow(node, seen, [other for other in seen if roots[other] is roots[node]], modules)
+    """Let nodes that read a tensor after it was changed in place read the node that changed it.
+
+    Where `x += y` changes nothing, as with numbers, it must not be written so in the code of the graph: there
+    it would change `x`.
+    """
+    modules, seen = dict(graph.named_modules()), set[Node]()
+    for node in list(graph.graph.nodes):
+        if node.meta["changed"]:
+            _follow(node, seen, modules)
+        else:
+            node.target = IN_PLACE.get(node.target, node.target)
         seen.add(node)
 
 
-def _follow(node: Node, seen: Set[Node], names: Sequence[Node], modules: Modules) -> None:
+def _follow(node: Node, seen: Set[Node], modules: Modules) -> None:
     """Let later nodes see a change in place.
 
-    They may know the tensor by several `names`: views of it, or what it is a view of. If others should read
-    it before the change, and might now do so after it, the change makes a new tensor instead.
+    They may know the tensor by several names: views of it, or what it is a view of. If others should read it
+    before the change, and might now do so after it, the change makes a new tensor instead.
     """
-    source = node.all_input_nodes[0]
+    memory, tensor = node.meta["memory"], node.meta["tensor"]
+    source = next((one for one in node.all_input_nodes if one.meta["tensor"] == tensor), None)
+    if source is None or not node.meta["changed"] <= memory:
+        raise SparsityError(f"torch.fx does not follow {node}: use the plain network")
+    names = {other for other in seen if other.meta["memory"] & memory}
     readers = {name: [user for user in name.users if user is not node] for name in names}
     if any(user not in seen for name, users in readers.items() if name is not source for user in users):
         raise SparsityError(f"torch.fx does not follow {node}: it changes a view. Use the plain network")
     source.replace_all_uses_with(node, lambda user: user is not node and user not in seen)
     if any(user in seen and user not in readers for users in readers.values() for user in users):
         _part(node, modules)
-
-
-def _in_place(node: Node, modules: Modules) -> bool:
-    if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
-    return node.target in IN_PLACE or _written(node) or bool(_given(node).get("inplace"))
-
-
-def _written(node: Node) -> bool:
-    """Whether a node writes in place, by its name."""
-    name = _name(node)
-    own = getattr(node.target, "__module__", "") == "_operator"  # and_, or_
-    return name.endswith("_") and not name.endswith("__") and name not in HARMLESS and not own
-
-
-def _name(node: Node) -> str:
-    return str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-
-
-def _is_view(node: Node, modules: Modules) -> bool:
-    """Whether the result of a node may share memory with its input."""
-    if node.op == "call_module":
-        return isinstance(modules[str(node.target)], nn.Flatten | nn.Unflatten | nn.Identity)
-    return node.op in ("call_method", "call_function") and _name(node) in VIEWS
-
-
-def _is_size(node: Node, sizes: Set[Node]) -> bool:
-    """Whether a node gives sizes of a tensor, or what was computed from such alone."""
-    if node.op == "call_method" and node.target in ("size", "dim", "numel", "ndimension"):
-        return True
-    if node.target is builtins.getattr:
-        return node.args[1] in ("shape", "ndim")
-    return bool(node.all_input_nodes) and all(source in sizes for source in node.all_input_nodes)
 
 
 def _given(node: Node) -> dict[str, Any]:
@@ -187,34 +145,35 @@ def _given(node: Node) -> dict[str, Any]:
 
 def _part(node: Node, modules: Modules) -> None:
     """Let a node that changes a tensor in place make a new one instead."""
-    if node.op == "call_module":
+    given, name = _given(node), name_of(node)
+    if node.op == "call_module" and hasattr(modules[str(node.target)], "inplace"):
         modules[str(node.target)].inplace = False  # type: ignore[assignment]
     elif node.target in IN_PLACE:
         node.target = IN_PLACE[node.target]
-    elif not _written(node):
-        given = {**_given(node), "inplace": False}
+    elif given.get("inplace"):
+        given["inplace"] = False
         node.args, node.kwargs = (given.pop(next(iter(given))),), given
     else:
-        name, method = _name(node)[:-1], node.op == "call_method"
-        found = [getattr(place, name, None) for place in ((Tensor,) if method else (F, torch))]
+        places = (Tensor,) if node.op == "call_method" else (F, torch)
+        found = [getattr(place, name[:-1], None) for place in places if name.endswith("_")]
         known = next((one for one in found if callable(one)), None)
         if known is None:
-            raise SparsityError(f"torch.fx does not follow {name}_: use the plain network")
-        node.target = name if method else known
+            raise SparsityError(f"torch.fx does not follow {name}: use the plain network")
+        node.target = name[:-1] if node.op == "call_method" else known
 
 
 def _fold(graph: GraphModule) -> None:
-    """Make batch norms part of the layers before them, where nothing else reads what is between."""
-    modules = dict(graph.named_modules())
-    calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
-    for node in list(graph.graph.nodes):
+    """Make batch norms part of the layers before them, where nothing else reads these or what is between."""
+    modules, nodes = dict(graph.named_modules()), list(graph.graph.nodes)
+    calls = Counter(node.target for node in nodes if node.op == "call_module")
+    read = {str(node.target).rpartition(".")[0] for node in nodes if node.op == "get_attr"}
+    for node in nodes:
         source = node.all_input_nodes[0] if node.all_input_nodes else node
         if {node.op, source.op} != {"call_module"} or len(source.users) > 1 or calls[source.target] > 1:
             continue
-        layer, norm = (module_of(n, modules) for n in (source, node))
-        fold = FOLDS.get((type(layer), type(norm)))
-        if fold and getattr(norm, "running_mean", None) is not None:
-            modules[source.target] = fold(layer, norm)
+        pair: list[Any] = [module_of(n, modules) for n in (source, node)]
+        if tuple(map(type, pair)) in FOLDS and known(node, modules) and source.target not in read:
+            modules[source.target] = folded(*pair)
             graph.set_submodule(source.target, modules[source.target])
             node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
