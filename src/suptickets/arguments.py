@@ -159,9 +159,10 @@ def _reproduce_parser(command: argparse.ArgumentParser) -> None:
 def _bench_parser(command: argparse.ArgumentParser) -> None:
     summaries = "; ".join(f"{name}: {entry.summary}" for name, entry in BENCHMARKS.items())
     command.add_argument("name", choices=[*BENCHMARKS], help=summaries.replace("%", "%%"))
-    models = "the one model to measure (default: vgg16, resnet50 and wrn28-10 on a GPU, vgg16 on a CPU)"
-    command.add_argument("--model", default=None, help=models)
-    command.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    models = "vgg16, resnet50 and wrn28-10 on a GPU, vgg16 on a CPU; inference: vgg16 and resnet50"
+    command.add_argument("--model", default=None, help=f"the one model to measure (default: {models})")
+    devices = "cpu, cuda or auto; loop and inference always run on the CPU"
+    command.add_argument("--device", default="auto", help=devices)
     command.add_argument("--sparsity", type=float, default=0.95, help="fraction of the weights that are zero")
     command.add_argument("--rounds", type=int, default=5, help="turns that each contender gets")
     command.add_argument("--compile", action="store_true", help="step, inference: torch.compile on a CPU too")
