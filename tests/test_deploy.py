@@ -259,7 +259,8 @@ def test_the_rest_stays_with_torch() -> None:
 
 
 def test_what_is_not_sparse_stays_dense() -> None:
-    made = check(thin(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), 1.0), images(2, 3, 8, 8))
+    with pytest.warns(RuntimeWarning, match="no layer gains by its zeros"):
+        made = check(thin(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), 1.0), images(2, 3, 8, 8))
     assert not parts(made) and made.dense == ["0"] and made.sparse == {}
 
 
@@ -412,6 +413,12 @@ def test_bad_inputs(vgg: tuple[nn.Module, nn.Module]) -> None:
         vgg[1](images(1, 3, 16, 16))
     with pytest.raises(st.SparsityError, match="takes float32 on a CPU, not torch.float64 on cpu"):
         vgg[1](images(1, 3, 32, 32).double())
+    with pytest.raises(st.SparsityError, match="takes a torch.Tensor, not ndarray"):
+        vgg[1](images(1, 3, 32, 32).numpy())
+    with pytest.raises(st.SparsityError, match=r"takes batches: x\[None\] is one of a single input"):
+        vgg[1](images(1, 3, 32, 32)[0])
+    with pytest.raises(st.SparsityError, match="cannot be saved: save the plain one"):
+        vgg[1].state_dict()
 
 
 # ---- compiling ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
     """A copy of a network for use on a CPU, which skips its zeros; outputs stay the same, up to rounding.
 
     It takes batches of any size and as many threads as torch. Operations that the kernels do not know stay
-    torch's own, and so do parts of the network that have too few zeros.
+    torch's own, and so do parts of the network that have too few zeros; if that is all of it, a warning says so.
 
     Args:
         model: a plain network, such as `tickets.ticket()`; it is not changed.
@@ -48,6 +49,9 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
     made = Accelerated(graph, sparse, [name for name in layers if name not in shares])
     if not same(expected, tree_leaves(made(example.clone()))):
         raise SparsityError("torch.fx does not see all that the network does: use the plain one")
+    if not sparse:
+        unchanged = "no layer gains by its zeros: they are too few, or the kernels do not know its kind"
+        warnings.warn(unchanged, RuntimeWarning, stacklevel=2)
     return made
 
 

@@ -17,6 +17,7 @@ from suptickets.deploy.recipe import Recipe
 from suptickets.errors import SparsityError
 
 Group = tuple[int, int, int]
+UNSAVED = "an accelerated network cannot be saved: save the plain one and accelerate that"
 NUMBERS: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 LANES = (1, 2, 4, 8)  # images that may be computed at a time
 NEAR = 2**20 + 2**18  # floats of the largest tensor that lies near enough to the cores
@@ -90,6 +91,8 @@ class Part(nn.Module):
 
 def checked(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A batch as the kernels take it, or an error that says what they take."""
+    if x.shape == shape:
+        raise SparsityError("an accelerated network takes batches: x[None] is one of a single input")
     if x.shape[1:] != shape:
         wanted, given = (" x ".join(map(str, sizes)) for sizes in (shape, x.shape[1:]))
         raise SparsityError(f"accelerated for inputs of {wanted}, not of {given}: accelerate for these too")
@@ -123,11 +126,17 @@ class Accelerated(nn.Module):
         return Accelerated(copy.deepcopy(self.network, memo), dict(self.sparse), list(self.dense))
 
     def __reduce__(self) -> Any:
-        raise SparsityError("an accelerated network cannot be saved: save the plain one and accelerate that")
+        raise SparsityError(UNSAVED)
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refused: what the kernels run has no parameters, so it would not be in the state."""
+        raise SparsityError(UNSAVED)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Any:
         """What the plain network makes of a batch, without gradients."""
+        if not isinstance(x, Tensor):
+            raise SparsityError(f"an accelerated network takes a torch.Tensor, not {type(x).__name__}")
         return self.network(x)
 
     def train(self, mode: bool = True) -> Accelerated:
