@@ -29,7 +29,7 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
     """A copy of a network for use on a CPU, which skips its zeros; outputs stay the same, up to rounding.
 
     It takes batches of any size and as many threads as torch. Operations that the kernels do not know stay
-    torch's own, and so do parts of the network that have too few zeros; if that is all of it, a warning says so.
+    torch's own, and so do parts of the network that have too few zeros; a warning says if that is all of it.
 
     Args:
         model: a plain network, such as `tickets.ticket()`; it is not changed.
