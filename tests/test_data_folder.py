@@ -263,12 +263,15 @@ def test_workers_fill_pinned_memory_for_a_gpu(tmp_path, monkeypatch, device):
         load_data("folder", tmp_path / "images", workers=1_000_000)
 
 
-def test_links_that_lead_back_are_followed_once(tmp_path):
+def test_links_that_lead_back_are_not_followed(tmp_path):
     before = load_data("folder", image_folder(tmp_path), workers=0).train.labels
     os.symlink(".", tmp_path / "train" / "cat" / "loop")
     os.symlink(tmp_path / "train", tmp_path / "train" / "cat" / "all")  # other classes' folders, once
     after = load_data("folder", tmp_path, workers=0).train.labels
     assert len(before) < len(after) < 2.5 * len(before)
+    os.symlink(tmp_path / "train" / "dog", tmp_path / "train" / "cat" / "twice")  # as one meant it
+    os.symlink(tmp_path / "train" / "dog", tmp_path / "train" / "cat" / "thrice")
+    assert len(load_data("folder", tmp_path, workers=0).train.labels) > len(after) + 10
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):

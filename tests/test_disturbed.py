@@ -231,3 +231,12 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     write(tmp_path / "link", lambda path: path.write_text("new"))
     assert (tmp_path / "link").is_symlink() and (tmp_path / "there").read_text() == "new"
     assert not (tmp_path / "device").is_file()
+
+
+def test_the_output_is_not_replaced(tmp_path: Path) -> None:
+    """As with `--out /dev/stdout > FILE`."""
+    code = "import sys; from pathlib import Path; from suptickets.training.folder import write; "
+    code += "write(Path('/dev/stdout'), lambda path: path.write_text('new'))"
+    with open(tmp_path / "file", "w") as file:
+        done = subprocess.run([sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, text=True)
+    assert "it is no plain file" in done.stderr and (tmp_path / "file").read_text() == ""

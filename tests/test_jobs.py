@@ -72,7 +72,9 @@ def test_no_more_than_so_many_at_a_time(monkeypatch) -> None:
     assert len(most) == 7 and max(most) == 3
 
 
-@pytest.mark.parametrize(("given", "seen"), [(None, ["0", "1", "0"]), ("GPU-a,3", ["GPU-a", "3", "GPU-a"])])
+@pytest.mark.parametrize(
+    ("given", "seen"), [(None, ["0", "1", "0"]), ("GPU-a,3,-1,5", ["GPU-a", "3", "GPU-a"])]
+)
 def test_runs_share_the_machine(monkeypatch, given: str | None, seen: list[str]) -> None:
     """Each has its share of the cores, and the GPUs in turn; also where cores are not told (macOS)."""
     told: list[dict[str, str]] = []
@@ -91,9 +93,12 @@ def test_runs_share_the_machine(monkeypatch, given: str | None, seen: list[str])
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    jobs.run_together(dict.fromkeys("abc", ()), 3, gpu=True)
+    jobs.run_together(dict.fromkeys("abc", ()), 3, "auto")
     assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == seen
     assert all((one["MPS"], one["OMP_NUM_THREADS"]) == ("here", "2") for one in told)
+    told.clear()
+    jobs.run_together(dict.fromkeys("abc", ()), 3, "cuda:1")
+    assert told == [{"MPS": "here", "OMP_NUM_THREADS": "2"}] * 3
     told.clear()
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     jobs.run_together(dict.fromkeys("abc", ()), 4)

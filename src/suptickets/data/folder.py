@@ -279,26 +279,26 @@ def _files(folder: Path, classes: list[str]) -> Files:
 
 def _images(folder: Path) -> list[str]:
     """All JPEG and PNG files beneath a class folder, at any depth."""
-    found = _walk(folder)
-    paths = sorted(os.path.join(top, name) for top, names in found for name in names if _is_image(name))
+    paths = sorted(_walk(str(folder), frozenset()))
     if not paths:
         raise SparsityError(f"class folder {folder} has no images ({', '.join(SUFFIXES)}): fill or remove it")
     return paths
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """All folders beneath one, with the names of their files; each once, though links may lead back."""
-    seen = set[str]()
-    for top, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
-        if (place := os.path.realpath(top)) in seen:
-            folders.clear()
-        else:
-            seen.add(place)
-            yield top, names
-
-
-def _unreadable(error: OSError) -> None:
-    raise SparsityError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
+    """All images beneath a folder; a link that leads back to a folder `above` it is not followed."""
+    place = os.path.realpath(folder)
+    if place in above:
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise SparsityError(f"cannot read the folder {folder}: {error.strerror}") from error
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(entry.path, above | {place})
+        elif _is_image(entry.name):
+            yield entry.path
 
 
 def _is_image(name: str) -> bool:

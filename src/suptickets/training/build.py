@@ -141,20 +141,25 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
 
 
 def check_trains(settings: Settings, model: nn.Module, data: Data, world: int) -> None:
-    """Refuse a model that cannot be trained: one that gives something else in training mode, for example.
+    """Refuse a model whose outputs in training mode are others, such as those of several heads.
 
-    In several processes all parameters must be used: the others would wait for their gradients.
+    In several processes all parameters must be used: the others would wait for their gradients. A model that
+    does not take a few images without content may still take whole batches: its training will tell.
     """
     samples = 2 * settings.members
-    try:
-        twin, x = densified(model).train(), next(model.parameters()).new_zeros(samples, *data.shape)
-        with torch.enable_grad(), fork_random(model):
-            loss(settings, twin(x), x.new_zeros(samples, dtype=torch.int64)).backward()
-    except Exception as error:
-        raise SparsityError(
-            f"the model cannot be trained ({reason(error)}): in training mode too, it must give logits "
-            "alone, that depend on its parameters"
-        ) from error
+    with torch.enable_grad(), fork_random(model):
+        try:
+            twin, x = densified(model).train(), next(model.parameters()).new_zeros(samples, *data.shape)
+            logits = twin(x)
+        except Exception:
+            return
+        try:
+            loss(settings, logits, x.new_zeros(samples, dtype=torch.int64)).backward()
+        except Exception as error:
+            raise SparsityError(
+                f"the model cannot be trained ({reason(error)}): in training mode too, it must give logits "
+                "alone, that depend on its parameters"
+            ) from error
     unused = [name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None]
     if unused and world > 1:
         raise SparsityError(

@@ -276,7 +276,7 @@ def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
     """Write a file beside `path` (or what it links to), flush it to the disk, then move it into place."""
-    if path.exists() and not path.is_file():  # moving would replace a device, and whoever uses it
+    if path.exists() and (not path.is_file() or _is_output(path)):  # moving would take it from its users
         raise SparsityError(f"cannot write {path}: it is no plain file, choose another --out")
     path = path.resolve()
     part = path.with_name(path.name + ".part")
@@ -291,6 +291,13 @@ def write(path: Path, writer: Callable[[Path], Any]) -> None:
         raise TrainingError(
             f"cannot write {path} ({reason(error)}): what was there before is unchanged"
         ) from error
+
+
+def _is_output(path: Path) -> bool:
+    """Whether a file is where the output of this process goes, as /dev/stdout may be."""
+    with suppress(OSError):
+        return any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2))
+    return False
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

@@ -65,19 +65,20 @@ def visible_gpus() -> list[str]:
     """The GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
     if not torch.cuda.is_available():
         return []
-    named = os.environ.get(VISIBLE)
-    return [str(gpu) for gpu in range(torch.cuda.device_count())] if named is None else named.split(",")
+    named, count = os.environ.get(VISIBLE), torch.cuda.device_count()  # CUDA ends at a name that is none
+    return list(map(str, range(count))) if named is None else named.split(",")[:count]
 
 
-def run_together(commands: Mapping[str, Sequence[str]], jobs: int, *, gpu: bool = False) -> None:
-    """Run `suptickets` with each of the named arguments, at most `jobs` at a time, on all GPUs in turn.
+def run_together(commands: Mapping[str, Sequence[str]], jobs: int, device: str = "cpu") -> None:
+    """Run `suptickets` with each of the named arguments, at most `jobs` at a time.
 
-    Messages begin with the name. A run that fails does not stop the others. A request to stop is passed on.
+    Unless the device has a number, they take turns on all GPUs. Messages begin with the name. A run that
+    fails does not stop the others. A request to stop is passed on.
     """
     waiting, running = list(commands), dict[int, tuple[str, Run]]()
     failed: list[str] = []
-    told, gpus = False, visible_gpus() if gpu else []
-    with shared_machine(min(jobs, len(commands)), gpu=gpu) as sharing, asked_to_stop() as stop:
+    told, gpus = False, visible_gpus() if device in ("auto", "cuda") else []
+    with shared_machine(min(jobs, len(commands)), gpu=device != "cpu") as sharing, asked_to_stop() as stop:
         while running or (waiting and not stop):
             while waiting and len(running) < jobs and not stop:
                 name, slot = waiting.pop(0), next(slot for slot in range(jobs) if slot not in running)

@@ -166,4 +166,4 @@ def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, 
             config.write_text(json.dumps(settings.as_dict()))
             arguments = ["train", "--config", str(config), "--out", str(folder), "--json"]
             commands[f"seed {settings.seed}"] = arguments + (["--force"] if force else [])
-        run_together(commands, jobs, gpu=each[0].device != "cpu")
+        run_together(commands, jobs, each[0].device)
