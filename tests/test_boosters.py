@@ -233,6 +233,22 @@ def test_a_student_is_sparse_and_has_three_teachers(capsys, tmp_path: Path) -> N
     train(capsys, tmp_path / "d", "--booster", "distillation", "--force", "--seed", 2)
 
 
+def test_teachers_are_found_from_anywhere_and_have_not_seen_what_is_held_out(
+    capsys, tmp_path: Path, monkeypatch
+) -> None:
+    train(capsys, tmp_path / "t", "--keep-tickets")
+    monkeypatch.chdir(tmp_path)
+    student = ("--booster", "distillation", "--teachers", "t")
+    result = train(capsys, tmp_path / "s", *student)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run(capsys, "train", "--resume", tmp_path / "s") == result
+    monkeypatch.chdir(tmp_path)
+    given = [*student, "--holdout", "0.2", "--out", str(tmp_path / "h")]
+    assert cli.main(["train", *given]) == 2
+    assert "were trained on images that are held out here" in capsys.readouterr().err
+
+
 def test_members_share_a_network(capsys, tmp_path: Path) -> None:
     plain = train(capsys, tmp_path / "p", "--booster", "none", "--method", "dense")
     tree = train(capsys, tmp_path / "t", "--booster", "tree-net", "--method", "dense")

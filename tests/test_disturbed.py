@@ -240,3 +240,22 @@ def test_the_output_is_not_replaced(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as file:
         done = subprocess.run([sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, text=True)
     assert "it is no plain file" in done.stderr and (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_config_that_was_edited_is_not_believed(tmp_path: Path, capsys, finished: bool) -> None:
+    """The network, or the checkpoint, knows what it was trained with."""
+    command = (*SHORT, "--out", str(tmp_path))
+    assert main([*command]) == 0
+    folder = RunFolder(tmp_path)
+    if not finished:
+        folder.summary.unlink()
+        folder.ticket.unlink()
+    config = json.loads(folder.config.read_text())
+    folder.config.write_text(json.dumps({**config, "sparsity": 0.5, "lr": 0.01}))
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "sparsity: 0.9 -> 0.5" in said and "lr: 0.1 -> 0.01" in said
+    folder.config.write_text(json.dumps(config))
+    assert main(["train", "--resume", str(tmp_path)]) == 0

@@ -558,6 +558,18 @@ def test_folders_that_may_not_be_read(capsys, monkeypatch, command: str) -> None
     assert "Permission denied: run" in fails(capsys, *command.split())
 
 
+def test_settings_in_other_encodings(tmp_path: Path) -> None:
+    """UTF-8 whatever the locale is, with a byte-order mark or without."""
+    for mark in (b"", b"\xef\xbb\xbf"):
+        (tmp_path / "c.yaml").write_bytes(mark + "# réglages\nseed: 7\n".encode())
+        code = "import sys; from suptickets.training.settings import resolve; "
+        code += "print(resolve({}, sys.argv[1]).seed)"
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        command = [sys.executable, "-c", code, str(tmp_path / "c.yaml")]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.stdout == "7\n", done.stderr
+
+
 HUGE = "9" * 401
 
 

@@ -94,10 +94,13 @@ class RunFolder:
         """
         if force:
             return None
-        old = self.settings() or self._trained_with()
+        old, trained = self.settings(), self._trained_with()
+        if old is not None and trained is not None:  # the config was edited, or knows where data are now
+            trained = replace(trained, data_dir=settings.data_dir)
         if old is not None and moved:
             old = replace(old, data_dir=settings.data_dir)
-        differences = [] if old is None else settings.differences(old)
+        known = [one for one in (trained, old) if one is not None]
+        differences = list(dict.fromkeys(d for one in known for d in settings.differences(one)))
         if differences:
             raise SparsityError(
                 f"{self.path} holds a run with other settings ({'; '.join(differences)}): choose another "
@@ -117,7 +120,7 @@ class RunFolder:
         return {**summary, "run": str(self.path)} if done else None  # the folder may have been moved
 
     def _trained_with(self) -> Settings | None:
-        """The settings if the config is gone: from the network or, if there is none, from the checkpoint."""
+        """The settings that the network or, if there is none, the checkpoint was made with."""
         wrong = (OSError, SafetensorError, ValueError, TypeError, KeyError, SparsityError)
         with suppress(*wrong), safe_open(self.ticket, "pt") as file:
             return settings_from(json.loads(file.metadata()["suptickets"])["settings"], self.ticket)

@@ -37,7 +37,8 @@ class ScoredTickets(SupTickets):
         try:
             super().collect()
         except SparsityError as error:
-            raise TrainingError(f"after step {self.network.step} {error}: use a lower --lr-high") from error
+            rate = "--lr-high" if self.network.step > self.start else "--lr"
+            raise TrainingError(f"after step {self.network.step} {error}: use a lower {rate}") from error
         if self.told is not None:
             self.told()
 

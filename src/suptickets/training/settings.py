@@ -239,6 +239,7 @@ def resolve(flags: Mapping[str, Any], config: str | Path | None = None) -> Setti
     settings = build(_values({**(read_config(config) if config else {}), **flags}))
     if settings.data_dir is not None:
         settings = dataclasses.replace(settings, data_dir=place(settings.data_dir))
+    settings = dataclasses.replace(settings, teachers=tuple(map(place, settings.teachers)))
     for name, why in boosters.idle(settings).items():
         if name in flags:
             given, *_ = _words(name, getattr(settings, name))
@@ -288,7 +289,7 @@ def _once(path: str | Path, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 def read_mapping(path: str | Path) -> dict[Any, Any]:
     """Names and values from a YAML or JSON file."""
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise SparsityError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

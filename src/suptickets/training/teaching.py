@@ -75,4 +75,9 @@ def _found(settings: Settings, paths: list[Path]) -> list[Saved]:
     strangers = {one.settings.data for one in found} - {settings.data}
     if strangers:
         raise SparsityError(f"the teachers know {', '.join(sorted(strangers))}, not {settings.data}")
+    if settings.holdout and any(one.settings.holdout != settings.holdout for one in found):
+        raise SparsityError(
+            f"the teachers were trained on images that are held out here: use teachers with --holdout "
+            f"{settings.holdout:g}, or none"
+        )
     return found
