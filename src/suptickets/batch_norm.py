@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError
-from suptickets.layers import fork_random
+from suptickets.randomness import fork_random
 
 
 def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

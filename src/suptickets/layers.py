@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -32,22 +29,6 @@ def casts(module: nn.Module) -> bool:
     code = module.forward, getattr(module, "_conv_forward", module.forward)
     places = [str(getattr(one, "__module__", "")) for one in code]
     return isinstance(module, CASTING) and all(place.startswith("torch.nn.") for place in places)
-
-
-@contextmanager
-def fork_random(model: nn.Module) -> Iterator[None]:
-    """Within it, random numbers may be drawn: those of Python, NumPy and torch go on as if none had been.
-
-    Of torch's, those of the CPU and of the GPUs that hold the model.
-    """
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    pythons, numpys = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
-        try:
-            yield
-        finally:
-            random.setstate(pythons)
-            np.random.set_state(numpys)
 
 
 @dataclass

@@ -13,8 +13,9 @@ from torch.nn.utils import parametrize, prune
 from torch.utils._pytree import tree_leaves
 
 from suptickets.errors import SparsityError
+from suptickets.owner import restore
 from suptickets.ranks import forget
-from suptickets.weight import SparseWeight, restore
+from suptickets.weight import SparseWeight
 
 
 def densified(model: nn.Module) -> nn.Module:

@@ -16,8 +16,9 @@ from suptickets.layers import Candidate, DenseLayer, Layer, Patterns, choose
 from suptickets.methods import Method
 from suptickets.network import SparseNetwork
 from suptickets.optimizer_state import check_optimizer, store_state
+from suptickets.owner import restore, store
 from suptickets.plain import check_values
-from suptickets.weight import SparseWeight, restore, store
+from suptickets.weight import SparseWeight
 
 
 def sparsify(

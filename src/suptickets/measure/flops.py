@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from suptickets.errors import SparsityError, reason
-from suptickets.layers import fork_random
 from suptickets.plain import densified
+from suptickets.randomness import fork_random
 from suptickets.weight import SparseWeight
 
 _COPIES = (torch.ops.aten._to_copy, torch.ops.aten.clone)  # a weight that autocast has cast is that weight
@@ -123,27 +123,23 @@ def flops(model: nn.Module, example_input: Any) -> Flops:
     try:  # shapes are enough, unless the model looks at values
         counter = _count(copy.deepcopy(plain).to("meta"), found, tree_map_only(Tensor, _meta, inputs))
     except Exception:
-        counter = _counted(plain, found, copy.deepcopy(inputs))
+        counter = _count(plain, found, copy.deepcopy(inputs))
     names = dict.fromkeys([*filter(None, counter.dense), *first.values()])  # as they run; then the unused
     layers = {n: LayerFlops(counter.dense.get(n, 0), round(counter.sparse.get(n, 0.0))) for n in names}
     return Flops(sum(counter.dense.values()), round(sum(counter.sparse.values())), layers)
-
-
-def _counted(plain: nn.Module, found: Mapping[str, tuple[str, float]], inputs: Any) -> _Counter:
-    try:
-        return _count(plain, found, inputs)
-    except NotImplementedError as error:
-        if "_Counter" not in str(error):
-            raise
-        raise SparsityError(f"an operation of the model cannot be counted: {reason(error)}") from error
 
 
 def _count(model: nn.Module, found: Mapping[str, tuple[str, float]], inputs: Any) -> _Counter:
     """Run the model once, with `found` (layer, density) of each parameter by name."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     counter = _Counter({_storage(parameters[name]): value for name, value in found.items()})
-    with torch.no_grad(), fork_random(model), _plain_kernels(), counter:
-        model(*inputs)
+    try:
+        with torch.no_grad(), fork_random(model), _plain_kernels(), counter:
+            model(*inputs)
+    except NotImplementedError as error:
+        if _Counter.__name__ not in str(error):
+            raise
+        raise SparsityError(f"an operation of the model cannot be counted: {reason(error)}") from error
     return counter
 
 

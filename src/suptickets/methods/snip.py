@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError, whole
-from suptickets.layers import fork_random
 from suptickets.methods.base import Method
 from suptickets.network import SparseNetwork
+from suptickets.randomness import fork_random
 from suptickets.weight import POSITIONS
 
 

@@ -148,10 +148,10 @@ def _best(groups: Sequence[Group], key: str) -> Number:
     measure, known = MEASURES[key], [one for one in groups if one.values(key)]
     best = max(known, key=lambda one: measure.better * (one.mean(key) or 0.0))
     text = measure.show(best.mean(key), best.deviation(key))
-    as_good = [one for one in known if measure.show(one.mean(key)) == measure.show(best.mean(key))]
     if len(groups) == 1:
         return Number(measure.label, text, "mean ± deviation over the seeds")
     name = measure.label if measure.label.isupper() else measure.label.lower()
+    as_good = [one for one in known if measure.show(one.mean(key)) == measure.show(best.mean(key))]
     if len(as_good) > 1:
         return Number(f"Best {name}", measure.show(best.mean(key)), f"{len(as_good)} settings")
     return Number(f"Best {name}", text, best.label)

@@ -19,12 +19,12 @@ from torch.nn.functional import cross_entropy
 from suptickets.baselines import BatchEnsemble, TreeNet, as_one_batch
 from suptickets.data import Data, load_data
 from suptickets.errors import SparsityError, choice, reason
-from suptickets.layers import fork_random
 from suptickets.measure.flops import flops
 from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Method, SmallDense
 from suptickets.models import MODELS, build_model
 from suptickets.network import SparseNetwork
 from suptickets.plain import densified
+from suptickets.randomness import fork_random
 from suptickets.schedules import Schedule, step_drops
 from suptickets.tickets import epochs_to_steps
 from suptickets.training.settings import Settings

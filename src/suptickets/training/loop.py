@@ -257,15 +257,11 @@ class Trainer(Parts):
         """What the order of the data depends on, and what is learned."""
         return [self.data.train_size, self.data.test_size, self.data.classes]
 
-    def _check_data(self, then: list[int] | None) -> None:
-        """Refuse a checkpoint of other data, whose order would be another (old checkpoints do not say)."""
-        now = self._sizes()
-        if then not in (now, None):
-            counts = " -> ".join(f"{a} and {b} images in {c} classes" for a, b, c in (then, now))
-            raise SparsityError(f"the data have changed ({counts}): bring them back, or use --force")
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`; with another number of processes, the first takes the sums of all."""
+        if (then := state["data"]) != (now := self._sizes()):  # their order would be another
+            counts = " -> ".join(f"{a} and {b} images in {c} classes" for a, b, c in (then, now))
+            raise SparsityError(f"the data have changed: {counts}")
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.tickets is not None and state["tickets"] is not None:
@@ -301,7 +297,6 @@ class Trainer(Parts):
         """Load the last checkpoint, if there is one; returns the seconds that were spent before it."""
         state = self.processes.first(folder.load_checkpoint)
         if state is not None:
-            self._check_data(state.get("data") if isinstance(state, dict) else None)
             try:
                 self.load_state_dict(state)
             except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, zlib.error) as error:

@@ -83,10 +83,9 @@ def price(
 def images(name: str, classes: int | None, size: int | None) -> Data:
     """As many images as the data have, of the same shape, but with nothing in them."""
     count, usual, (channels, *sides) = SIZES[name]
-    for option, value in (("classes", classes), ("size", size)):
+    for option, value, most in (("classes", classes, MOST_CLASSES), ("size", size, LARGEST)):
         if value is not None and value < 1:
             raise SparsityError(f"--{option} must be at least 1, not {value}")
-    for option, value, most in (("size", size, LARGEST), ("classes", classes, MOST_CLASSES)):
         if value is not None and value > most:
             raise SparsityError(f"--{option} must be at most {most:,}")
     sides = sides if size is None else [size, size]
