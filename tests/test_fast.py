@@ -293,6 +293,7 @@ def test_compiled(method: str) -> None:
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts what is compiled, by a backend that takes no time."""
+    gc.collect()  # runs of other tests that were never closed, whose keys would become free at some time
     torch.compiler.reset()
     monkeypatch.setattr(fast_step, "_compiled", set())
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -46,6 +47,45 @@ def test_a_sparse_vgg16_occupies_its_living_connections():
         assert network.nonzero == 735_779  # 0.05 * 14,715,584 = 735,779.2
         assert sparse == 12 * 735_779 + rest
         assert sparse <= 0.08 * dense
+
+
+# ---- nothing at all once it is no longer used ----
+
+
+ALL = {
+    "dense": st.Dense,
+    "static": lambda: st.Static(0.5),
+    "snip": lambda: st.SNIP(0.5, backward=lambda model: model(torch.randn(4, 8)).sum().backward()),
+    **{kind.name: lambda kind=kind: kind(0.5, interval=2) for kind in (st.SET, st.RigL, st.SNFS, st.DSR)},
+    **{kind.name: lambda kind=kind: kind(0.5, interval=2, prune_end=4) for kind in (st.GraNet, st.GMP)},
+}
+
+
+def used(method, cycles):
+    """Train a network and drop it; gives weak references to what it was made of."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = sgd(model)
+    network = st.sparsify(model, method(), optimizer, seed=0)
+    parts = [model, optimizer, network, *network.weights.values()]
+    if cycles:
+        tickets = st.SupTickets(network, 12, 2, 3, (0.001, 0.01), keep=True)
+        parts += [tickets]
+    for _ in range(12 if cycles else 3):
+        train_step(model, optimizer, (torch.randn(4, 8), torch.arange(4)))
+    if cycles:
+        parts += [tickets.ticket(), *tickets.tickets]
+    network.request_gradient()
+    model(torch.randn(4, 8)).sum().backward()
+    return [weakref.ref(part) for part in parts]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cycles", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_no_longer_used_is_freed(name, cycles):
+    parts = used(ALL[name], cycles)
+    gc.collect()
+    assert [type(part()).__name__ for part in parts if part() is not None] == []
 
 
 # ---- nothing dense between explorations ----

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import ref
+from typing import Any
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor, nn
+
+
+def when_complete(leaf: Tensor, call: Callable[[Tensor], None]) -> Any:
+    """Call a method when a backward pass has added to the gradient of `leaf`; returns the hook's handle.
+
+    The hook does not keep the method's object alive: Python's garbage collector does not look into hooks of
+    this kind, so an object that leads back to the leaf would never be freed, nor the model that both are of.
+    """
+    method = WeakMethod(call)
+
+    def hook(tensor: Tensor) -> None:
+        bound = method()
+        if bound is not None:
+            bound(tensor)
+
+    return leaf.register_post_accumulate_grad_hook(hook)
 
 
 class DenseGradient:
@@ -29,9 +46,9 @@ class DenseGradient:
         self._last: Callable[[], Tensor | None] = lambda: None
         self._version = -1
         self._hooks = [
-            self.canvas.register_post_accumulate_grad_hook(self._take),
+            when_complete(self.canvas, self._take),
             values.register_hook(lambda _: self._see(values)),
-            values.register_post_accumulate_grad_hook(self._note),
+            when_complete(values, self._note),
         ]
 
     def _take(self, canvas: Tensor) -> None:

@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from suptickets.errors import SparsityError
+from suptickets.gradient import when_complete
 from suptickets.weight import POSITIONS, SparseWeight
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DistributedDataParallel looks for names
@@ -41,7 +42,7 @@ class Ranks:
     def _watch(self, parameter: nn.Parameter) -> Any:
         """Average the gradients of a parameter, even if it is frozen now: it may be trained later."""
         trained = parameter.requires_grad
-        hook = parameter.requires_grad_().register_post_accumulate_grad_hook(self._average_in_backward)
+        hook = when_complete(parameter.requires_grad_(), self._average_in_backward)
         parameter.requires_grad_(trained)
         return hook
 
