@@ -191,12 +191,30 @@ def test_groups_keep_their_proportions(tensor):
 
 def test_groups_keep_their_proportions_when_a_scheduler_has_brought_them_near_zero():
     """They are those of the initial rates."""
+    for factors in ((1.0, 1e-9), (0.0, 0.0)):
+        training = Training(groups=2)
+        scheduler = lr_scheduler.LambdaLR(training.optimizer, [lambda _, f=f: f for f in factors])
+        training.run(each=lambda _, scheduler=scheduler: scheduler.step())
+        for i, rates in enumerate(training.rates[6:], 1):
+            rate = equation_3(i, 4, LOW, HIGH)
+            assert rates == pytest.approx([rate, rate / 2], rel=1e-12)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_group_at_rate_zero_while_another_learns_stays_at_rest_in_the_cycles(scheduled):
     training = Training(groups=2)
-    scheduler = lr_scheduler.LambdaLR(training.optimizer, [lambda step: 1.0, lambda step: 0.0])
-    training.run(each=lambda _: scheduler.step())
+    scheduler = lr_scheduler.LambdaLR(training.optimizer, [lambda step: float(step < 3), lambda step: 1.0])
+    first, _ = training.optimizer.param_groups
+
+    def each(training):
+        if scheduled:
+            scheduler.step()
+        elif training.network.step >= 3:
+            first["lr"] = 0.0
+
+    training.run(each=each)
     for i, rates in enumerate(training.rates[6:], 1):
-        rate = equation_3(i, 4, LOW, HIGH)
-        assert rates == pytest.approx([rate, rate / 2], rel=1e-12)
+        assert rates == pytest.approx([0.0, equation_3(i, 4, LOW, HIGH)], rel=1e-12)
 
 
 def test_proportions_are_those_of_the_optimizer_that_is_attached():
@@ -667,6 +685,28 @@ def test_a_batch_norm_that_is_called_twice_is_recomputed_from_both():
     assert ours.norm.momentum == 0.1 and not ours.norm._forward_pre_hooks
 
 
+class Counted(nn.Module):
+    """Keeps running statistics that are not of batch norm, and counts its passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.other = nn.BatchNorm1d(8), nn.InstanceNorm1d(8, track_running_stats=True)
+        self.register_buffer("passes", torch.tensor(3))
+
+    def forward(self, x):
+        self.passes = self.passes + 1
+        return self.other(self.norm(x).unsqueeze(-1).expand(-1, -1, 2))
+
+
+def test_recompute_changes_the_statistics_of_batch_norm_alone():
+    model = Counted()
+    before = copy.deepcopy(model.state_dict())
+    recompute(model, [torch.randn(4, 8) + 1])
+    after = model.state_dict()
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed == {"norm.running_mean", "norm.running_var"}
+
+
 def test_recompute_can_be_asked_with_other_data_again():
     training = Training(batch_norm="recompute").run()
     one, other = ([batch(k)] for k in (300, 301))
@@ -976,11 +1016,45 @@ def test_tickets_of_another_schedule_are_refused():
         Training().tickets.load_state_dict(state)
 
 
+def test_tickets_of_another_model_are_refused():
+    state = Training(keep=True).run(13).tickets.state_dict()
+    state["average"]["shapes"]["0.weight"] = [5, 8]
+    training = Training(keep=True)
+    before = copy.deepcopy(training.tickets.state_dict())
+    with refused("of another model", "0.weight (16x8 and 5x8)"):
+        training.tickets.load_state_dict(state)
+    assert_equal(training.tickets.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("average", {"x": 1}), ("settings", None), ("kept", [3]), ("collected", None)]
+)
+def test_a_damaged_state_of_tickets_is_refused(part, value):
+    state = {**Training(keep=True).run(13).tickets.state_dict(), part: value}
+    with refused("the state of SupTickets is damaged"):
+        Training(keep=True).tickets.load_state_dict(state)
+
+
+def test_tickets_without_the_network_that_they_are_of_take_no_step():
+    state = Training().run(13).tickets.state_dict()
+    training = Training()
+    training.tickets.load_state_dict(state)
+    training.backward()
+    with refused("saved at step 13, but the network is at step 0", "network.load_state_dict"):
+        training.optimizer.step()
+
+
+@pytest.mark.parametrize("rate", [None, float("nan"), -1.0, float("inf"), "0.1"])
+def test_a_schedule_that_gives_no_rate_is_refused(rate):
+    with refused("the schedule must give rates, at least 0", repr(rate), "t = 0.75"):
+        Training(schedule=lambda t, low, high: rate if t > 0.5 else low)
+
+
 def test_a_state_may_be_loaded_twice_and_shares_nothing():
     training = Training(rule="caa", keep=True).run(10)
     state = training.tickets.state_dict()
     frozen = copy.deepcopy(state)
-    other = Training(rule="caa", keep=True).run(6)
+    other = Training(rule="caa", keep=True).run(10)
     other.tickets.load_state_dict(state)
     other.run()
     assert_equal(state, frozen)

@@ -24,7 +24,7 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     """Set the statistics to their mean over `loader`, each batch weighted by its size.
 
     `loader` yields inputs, tuples that begin with them, or the model's arguments by name; an empty batch
-    counts for nothing. Modes, counters of batches and the global random state stay as they were.
+    counts for nothing. Modes, all other buffers and the global random state stay as they were.
     """
     if not isinstance(loader, Iterable):
         raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
@@ -47,7 +47,7 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
 def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
     """Let batch norms keep running means over all calls; gives a function that tells the size of the next."""
     layers = batch_norms(model)
-    kept = [(layer, layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
+    momenta, others = {layer: layer.momentum for layer in layers}, list(_others(model))
     modes = {module: module.training for module in model.modules()}
     size, seen = 0, dict.fromkeys(layers, 0)
 
@@ -69,8 +69,10 @@ def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
             hook.remove()
         for module, training in modes.items():
             module.training = training
-        for layer, momentum, tracked in kept:
-            layer.momentum, layer.num_batches_tracked = momentum, tracked
+        for layer, momentum in momenta.items():
+            layer.momentum = momentum
+        for module, name, buffer, before in others:
+            module._buffers[name] = buffer.copy_(before)
 
 
 def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -91,5 +93,10 @@ def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tenso
     raise SparsityError(f"the loader must give tensors, or tuples or dicts of tensors, not {given}")
 
 
-def _clone(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
+def _others(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor]]:
+    """Each buffer that is not a mean or a variance of batch norm: its module, its name, itself, a copy."""
+    norms = set(batch_norms(model))
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not (module in norms and name in ("running_mean", "running_var")):
+                yield module, name, buffer, buffer.clone()

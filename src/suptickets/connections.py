@@ -119,6 +119,12 @@ class Ticket:
         sparse = {key: Connections(**connections) for key, connections in packed["sparse"].items()}
         return Ticket(shapes, sparse, dict(packed["dense"]), dict(packed["aliases"])).clone()
 
+    @property
+    def device(self) -> torch.device:
+        """Where the ticket is, by its first tensor."""
+        values = [c.values for c in self.sparse.values()] + [*self.dense.values()]
+        return next(value.device for value in values if isinstance(value, Tensor))
+
     def to(self, device: torch.device) -> Ticket:
         """Move the ticket to a device, in place; returns it."""
         for connections in self.sparse.values():

@@ -8,8 +8,9 @@ scores alike and changes no choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,6 +130,10 @@ GROW = {
 }
 
 
+Pair = tuple[str | Criterion, str | Criterion]  # to prune by, to grow by
+Criteria = Pair | Sequence[Pair] | None
+
+
 def prune_criterion(name: str | Criterion) -> Criterion:
     """The pruning criterion of that name."""
     return _find("pruning criterion", name, PRUNE)
@@ -142,6 +147,22 @@ def grow_criterion(name: str | Criterion) -> Criterion:
 def need_gradient(prune: str | Criterion, grow: str | Criterion) -> bool:
     """Whether one of the two scores by the gradient of all positions."""
     return prune_criterion(prune).needs_gradient or grow_criterion(grow).needs_gradient
+
+
+def pairs_of(criteria: Pair | Sequence[Pair], cycles: int) -> list[Pair]:
+    """One (prune, grow) pair for each cycle, from one for all of them or from as many as there are."""
+    wrong = (
+        f"criteria must be one (prune, grow) pair, or one for each of the {cycles} cycles, not {criteria!r}"
+    )
+    if not isinstance(criteria, list | tuple):
+        raise SparsityError(wrong)
+    one = len(criteria) == 2 and all(isinstance(name, str | Criterion) for name in criteria)
+    pairs: list[Any] = [criteria] * cycles if one else list(criteria)
+    if len(pairs) != cycles or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise SparsityError(wrong)
+    for prune, grow in pairs:
+        prune_criterion(prune), grow_criterion(grow)
+    return [(prune, grow) for prune, grow in pairs]
 
 
 def _find(kind: str, name: str | Criterion, known: dict[str, Criterion]) -> Criterion:

@@ -8,6 +8,7 @@ hook reports that). Therefore the rates that are saved are always the user's.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -32,7 +33,7 @@ class Rates:
     """The rates of one booster; if several share an optimizer, the last to replace them restores them."""
 
     def __init__(self) -> None:
-        """The groups of the optimizer keep their `proportions` to the first that learns."""
+        """The groups keep the `proportions` of their initial rates to the first that learns."""
         self.proportions: list[float] | None = None
         self._whose: weakref.ref[Optimizer] | None = None  # unknown for proportions that were loaded
 
@@ -46,7 +47,7 @@ class Rates:
         groups = optimizer.param_groups
         other = self._whose is not None and self._whose() is not optimizer
         if self.proportions is None or len(self.proportions) != len(groups) or other:
-            self.proportions = proportions([float(g.get("initial_lr", g["lr"])) for g in groups])
+            self.proportions = proportions(_initial(groups))
         self._whose = weakref.ref(optimizer)
         if optimizer not in _HOOKED:
             _HOOKED.add(optimizer)
@@ -73,6 +74,13 @@ def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
     users = _REPLACED.get(optimizer)
     for group, rate in zip(state["param_groups"], users.rates if users else (), strict=False):
         group["lr"] = _read(rate)
+
+
+def _initial(groups: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Rates before any scheduler changed them; 0 for groups that are at rest while others learn."""
+    now = [float(group["lr"]) for group in groups]
+    initial = [float(group.get("initial_lr", rate)) for group, rate in zip(groups, now, strict=True)]
+    return [start if rate or not any(now) else 0.0 for start, rate in zip(initial, now, strict=True)]
 
 
 def _read(rate: float | Tensor) -> float | Tensor:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from suptickets.errors import choice, whole
+from suptickets.errors import SparsityError, choice, whole
 
 Schedule = Callable[[int], float]
 Shape = Callable[[float, float, float], float]
@@ -43,6 +44,7 @@ def step_drops(lr: float, milestones: Sequence[int], factor: float = 0.1) -> Sch
 
 def cosine_decay(lr: float, total: int, low: float = 0.0) -> Schedule:
     """From `lr` at the first step towards `low` after the last."""
+    whole("the length of the training", total)
     return lambda step: cosine(step - 1, total, lr, low)
 
 
@@ -60,7 +62,7 @@ def swa(t: float, low: float, high: float) -> float:
 
 
 def fge(t: float, low: float, high: float) -> float:
-    """FGE: from `high` down to exactly `low` at the middle, where the ticket is collected, and up again."""
+    """FGE: from `high` down to `low` at the middle, where the ticket is collected, and up again."""
     return triangle(t, high, low)
 
 
@@ -91,6 +93,18 @@ CYCLES = {
     "fge": Cycle(fge, collect=0.5),
     "steps": Cycle(steps),
 }
+
+
+def cycle_of(schedule: str | Shape, length: int, low: float, high: float) -> Cycle:
+    """The cycle of this name, or of a shape of the user's own, which must give a rate at every step."""
+    if not callable(schedule):
+        return CYCLES[choice("schedule", schedule, CYCLES)]
+    cycle = Cycle(schedule)
+    for step in range(1, length + 1):
+        rate: object = schedule(t := cycle.position(step, length), low, high)
+        if not isinstance(rate, Real) or not 0 <= float(rate) < math.inf:
+            raise SparsityError(f"the schedule must give rates, at least 0, but gives {rate!r} at t = {t:g}")
+    return cycle
 
 
 def cycles(shape: str, length: int, low: float, high: float) -> Schedule:

@@ -155,6 +155,22 @@ class Superposition:
             joined = Joined.of(ticket, keys).select(torch.cat([masks[key] for key in keys]))
             ticket.sparse |= joined.parted()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The average so far: tensors and plain values."""
+        average = None if self.average is None else self.average.pack()
+        targets, fixed = dict(self.targets), sorted(self.fixed)
+        return {"average": average, "total": self.total, "targets": targets, "fixed": fixed}
+
+    def load_state_dict(self, state: Mapping[str, Any], count: int, like: Ticket) -> None:
+        """Go on from `state_dict()` with the average of `count` tickets of the same model as `like`."""
+        average = None if state["average"] is None else Ticket.unpack(state["average"])
+        differing = [] if average is None else _differing(_shapes(like), _shapes(average))
+        if differing:
+            raise SparsityError(f"the state is that of another model: {', '.join(differing)}")
+        self.average, self.types = None if average is None else average.to(like.device).wide(), like.types()
+        self.total, self.targets, self.fixed = state["total"], dict(state["targets"]), set(state["fixed"])
+        self.count = count
+
     @property
     def nonzero(self) -> int:
         """Connections of the superposed ticket."""
@@ -242,12 +258,7 @@ def _same(ours: Ticket, theirs: Ticket) -> None:
     """Refuse a ticket with other names, shapes or sorts of numbers, and list them."""
     kinds = "types or devices, which tensor.to changes"
     for what, read in (("names or shapes", _shapes), (kinds, _kinds)):
-        a, b = read(ours), read(theirs)
-        differing = [
-            f"{key} ({a.get(key, 'missing')} and {b.get(key, 'missing')})"
-            for key in {**a, **b}
-            if a.get(key) != b.get(key)
-        ]
+        differing = _differing(read(ours), read(theirs))
         if differing:
             raise SparsityError(f"the tickets differ in {what}: {', '.join(differing)}")
     disputed = sorted(ours.sparse.keys() ^ theirs.sparse.keys())
@@ -255,6 +266,12 @@ def _same(ours: Ticket, theirs: Ticket) -> None:
         raise SparsityError(
             f"sparse in one ticket, dense in another: {', '.join(disputed)} (say which: layers=)"
         )
+
+
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Where two descriptions of tickets differ, a line each."""
+    keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    return [f"{key} ({ours.get(key, 'missing')} and {theirs.get(key, 'missing')})" for key in keys]
 
 
 def _shapes(ticket: Ticket) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,16 +16,13 @@ from torch import Tensor, nn
 
 from suptickets.batch_norm import batch_norms, recompute
 from suptickets.connections import Ticket
-from suptickets.criteria import Criterion, grow_criterion, need_gradient, prune_criterion
-from suptickets.errors import SparsityError, choice, fraction, whole
+from suptickets.criteria import Criteria, Pair, grow_criterion, need_gradient, pairs_of
+from suptickets.errors import SparsityError, choice, fraction, reason, whole
 from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
 from suptickets.saved import check_saved, keys, load, sparse_weights
-from suptickets.schedules import CYCLES, Cycle
+from suptickets.schedules import cycle_of
 from suptickets.superpose import Superposition
-
-Pair = tuple[str | Criterion, str | Criterion]
-Criteria = Pair | Sequence[Pair] | None
 
 
 def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
@@ -36,7 +33,7 @@ def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
     if not isinstance(epochs, Real) or not 0 <= epochs < float("inf"):
         raise SparsityError(f"epochs must be a number, at least 0, not {epochs!r}")
     try:
-        steps = int(loader) if isinstance(loader, Integral) else len(loader)
+        steps = whole("steps per epoch", loader, 0) if isinstance(loader, Integral) else len(loader)
     except TypeError:  # a DataLoader over an IterableDataset raises it too
         raise SparsityError("the loader has no length: give the number of batches of an epoch") from None
     return round(float(epochs) * steps)
@@ -51,7 +48,7 @@ class SupTickets:
         cycle_steps: steps of a cycle.
         cycles: number of cycles, and so of tickets.
         lr: lowest and highest rate of a cycle, for the first parameter group that learns (rate above 0);
-            others keep their proportion.
+            others keep the proportion of their initial rates, and those at rate 0 stay there.
         rate: the share of the connections that the exploration of a cycle prunes and grows; 0: none explores.
         rule: `cia`, `caa` or `cima`.
         beta: weight of the old average in `cima`.
@@ -98,14 +95,16 @@ class SupTickets:
         self.batch_norm = choice("batch_norm", batch_norm, ("average", "recompute"))
         self.explore_at = choice("explore_at", explore_at, ("start", "end"))
         self.include_start = include_start
-        self.schedule, self.cycle = schedule if isinstance(schedule, str) else "own", _cycle(schedule)
-        self.criteria = _criteria(criteria, cycles)
+        self.schedule = schedule if isinstance(schedule, str) else "own"
+        self.cycle = cycle_of(schedule, self.cycle_steps, self.low, self.high)
+        self.criteria = None if criteria is None else pairs_of(criteria, cycles)
         self.keep = keep
         self.explored: list[int] = []
         self.collected: list[int] = []
         self._kept: list[Ticket] = []
         self._rates = Rates()
         self._rate: float | None = None
+        self._loaded_at: int | None = None  # the step of a state that was loaded since the last step
         self._check()
         network.booster = self
         network.prepare()
@@ -198,6 +197,12 @@ class SupTickets:
 
     def before_step(self) -> None:
         """Put the cycle's rate into the optimizer."""
+        if self._loaded_at not in (None, self.network.step):
+            raise SparsityError(
+                f"the state of SupTickets was saved at step {self._loaded_at}, but the network is at step "
+                f"{self.network.step}: load the network's state of the same time (network.load_state_dict)"
+            )
+        self._loaded_at = None
         self._rate = self.rate_at(self.network.step + 1)
         if self._rate is not None and self.network.optimizer is not None:
             self._rates.put(self.network.optimizer, self._rate)
@@ -321,13 +326,10 @@ class SupTickets:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on in the middle of a cycle: tensors and plain values."""
-        average = self.superposition.average
         return {
             "settings": self._settings(),
-            "average": None if average is None else average.pack(),
-            "total": self.superposition.total,
-            "targets": dict(self.superposition.targets),
-            "fixed": sorted(self.superposition.fixed),
+            "step": self.network.step,
+            **self.superposition.state_dict(),
             "collected": list(self.collected),
             "explored": list(self.explored),
             "kept": [ticket.pack() for ticket in self._kept],
@@ -346,20 +348,23 @@ class SupTickets:
         parts |= {"collected", "explored", "kept", "proportions"}
         if not isinstance(state, Mapping) or not parts <= set(state):
             raise SparsityError("this is not the state of SupTickets: save tickets.state_dict()")
+        try:
+            self._load(state)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise SparsityError(f"the state of SupTickets is damaged: {reason(error)}") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         ours, theirs = self._settings(), state["settings"]
         differing = [f"{k}: {theirs.get(k)} -> {own}" for k, own in ours.items() if own != theirs.get(k)]
         if differing:
             raise SparsityError(f"the state is that of other SupTickets: {', '.join(differing)}")
-        device, packed = next(self.network.model.parameters()).device, state["average"]
-        self.superposition.average = None if packed is None else Ticket.unpack(packed).to(device).wide()
-        self.superposition.types = self._taken().types()
-        self.superposition.total = state["total"]
-        self.superposition.targets = dict(state["targets"])
-        self.superposition.fixed = set(state["fixed"])
-        self.superposition.count = len(state["collected"])
-        self.collected, self.explored = list(state["collected"]), list(state["explored"])
-        self._kept = [Ticket.unpack(ticket).to(device) for ticket in state["kept"]]
+        now = self._taken()
+        collected, explored = list(state["collected"]), list(state["explored"])
+        kept = [Ticket.unpack(ticket).to(now.device) for ticket in state["kept"]]
+        self.superposition.load_state_dict(state, len(collected), now)
+        self.collected, self.explored, self._kept = collected, explored, kept
         self._rates.load(state["proportions"])
+        self._loaded_at = state.get("step")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a model that holds this and its network has None in place of both."""
@@ -372,27 +377,3 @@ def _rates(lr: tuple[float, float]) -> tuple[float, float]:
     if not 0 <= low <= high < float("inf"):
         raise SparsityError(f"lr must be (low, high) with 0 <= low <= high, not {lr!r}")
     return low, high
-
-
-def _cycle(schedule: str | Callable[[float, float, float], float]) -> Cycle:
-    if callable(schedule):
-        return Cycle(schedule)
-    return CYCLES[choice("schedule", schedule, CYCLES)]
-
-
-def _criteria(criteria: Criteria, cycles: int) -> list[Pair] | None:
-    """One (prune, grow) pair for each cycle."""
-    if criteria is None:
-        return None
-    wrong = (
-        f"criteria must be one (prune, grow) pair, or one for each of the {cycles} cycles, not {criteria!r}"
-    )
-    if not isinstance(criteria, list | tuple):
-        raise SparsityError(wrong)
-    one = len(criteria) == 2 and all(isinstance(name, str | Criterion) for name in criteria)
-    pairs: list[Any] = [criteria] * cycles if one else list(criteria)
-    if len(pairs) != cycles or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-        raise SparsityError(wrong)
-    for prune, grow in pairs:
-        prune_criterion(prune), grow_criterion(grow)
-    return [(prune, grow) for prune, grow in pairs]

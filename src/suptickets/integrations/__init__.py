@@ -41,7 +41,7 @@ class Integration:
         cycle_steps: the same in steps of the optimizer; one of the two is needed.
         total_steps: steps of the optimizer in the whole training, where the trainer cannot count them.
         lr: lowest and highest rate of a cycle, for the first parameter group that learns (rate above 0);
-            others keep their proportion.
+            others keep the proportion of their initial rates, and those at rate 0 stay there.
         include: names or patterns of the weights to make sparse instead of the default, as for `sparsify`.
         exclude: names or patterns to leave dense.
         seed: seed of all random choices of connections.
