@@ -219,6 +219,19 @@ def test_recipes_name_every_hyper_parameter() -> None:
         resolve({"recipe": name})
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_an_average_that_is_worse_is_said_beside_the_json(capsys, tmp_path: Path, monkeypatch, seeds) -> None:
+    monkeypatch.setattr(cli, "verdict", lambda *_: "it is worse")
+    arguments = ("train", "--model", "mlp", "--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--json")
+    options = ("--batch-size", 500, "--seeds", seeds, "--out", tmp_path)
+    assert cli.main([*map(str, (*arguments, *options))]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    said = [line for line in err.splitlines() if "worse" in line]
+    several = [f"{tmp_path / f'seed{n}'}: it is worse" for n in (1, 2)]
+    assert said == (several if seeds > 1 else ["it is worse"])
+
+
 def test_table_at_the_end(capsys, tmp_path: Path) -> None:
     arguments = ("train", "--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--batch-size", 500)
     assert cli.main([*map(str, arguments), "--out", str(tmp_path)]) == 0

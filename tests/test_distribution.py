@@ -67,7 +67,7 @@ def test_erk_on_resnet50_gives_the_sparsities_of_the_formula(resnet50: dict[str,
 
 def test_st_erk_is_the_density_per_shape(resnet50: dict[str, tuple[int, ...]]) -> None:
     shapes = list(resnet50.values())
-    assert st.erk(shapes, 0.9) == densities(shapes, 0.9, "erk")
+    assert st.erk(shapes, 0.9) == st.erk(iter(shapes), 0.9) == densities(shapes, 0.9, "erk")
     assert 1 - st.erk(shapes, 0.9)[0] == pytest.approx(0.58, abs=5e-4)
 
 

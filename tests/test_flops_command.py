@@ -37,6 +37,14 @@ def fails(capsys: Any, *arguments: Any) -> str:
     return err
 
 
+def test_a_recipe_decides_the_model_unless_one_is_named(capsys) -> None:
+    assert run(capsys, "flops")["model"] == "vgg16"
+    assert run(capsys, "flops", "--recipe", "digits")["model"] == "vgg-small"
+    found = run(capsys, "flops", "--recipe", "paper-imagenet")
+    assert (found["model"], found["forward_flops_dense"]) == ("resnet50-imagenet", 8_178_368_512)
+    assert run(capsys, "flops", "--recipe", "digits", "--model", "mlp")["model"] == "mlp"
+
+
 # ---- as train finds it ----
 
 

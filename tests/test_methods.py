@@ -281,6 +281,37 @@ def test_an_optimizer_of_ones_own_sees_its_own_steps_alone():
     assert optimizer.log == [6] * 4
 
 
+class FromOne(torch.optim.Optimizer):
+    """RMSprop whose average begins at one, as TensorFlow's does; made in the first step, or before it."""
+
+    def __init__(self, parameters, early):
+        super().__init__(parameters, {"lr": 0.01})
+        for parameter in self.param_groups[0]["params"] if early else ():
+            self.state[parameter]["square_avg"] = torch.ones_like(parameter)
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if not self.state[parameter]:
+                self.state[parameter]["square_avg"] = torch.ones_like(parameter)
+            average = self.state[parameter]["square_avg"]
+            average.mul_(0.9).add_(parameter.grad**2, alpha=0.1)
+            parameter.data.sub_(0.01 * parameter.grad / average.sqrt())
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_new_connections_start_as_the_optimizer_starts_not_as_it_goes_on(early):
+    model = mlp()
+    optimizer = FromOne(model.parameters(), early)
+    network = st.sparsify(model, st.SET(0.5, interval=1000), optimizer, seed=0)
+    for batch in batches((6,), 4, 3):
+        train_step(model, optimizer, batch)
+    before = living(model)["0"].tolist()
+    network.explore(0.5)
+    state = per_position(model, optimizer, "square_avg")["0"]
+    assert {state[row] for row in state if row not in before} == {1.0}
+    assert all(state[row] < 1 for row in state if row in before)
+
+
 def test_new_rprop_connections_start_at_the_rate_of_now():
     model = mlp()
     optimizer = torch.optim.Rprop(model.parameters(), 0.001)

@@ -49,6 +49,12 @@ def pruned_the_old_way():
     return model
 
 
+def values_for_dense():
+    """What FSDP does."""
+    layer = network().model[0]
+    return layer, "weight", layer._parameters["weight"].detach().clone()
+
+
 def snip(**options):
     return st.sparsify(mlp(), st.SNIP(0.9, loss=cross_entropy, **options))
 
@@ -90,6 +96,12 @@ NASTY = {
     "explore too much": lambda: network().explore(2.5),
     "explore by": lambda: network().explore(0.5, "zzz"),
     "generator": lambda: load(generator=torch.zeros(5056)),
+    "generator of zeros": lambda: load(generator=torch.zeros(5056, dtype=torch.uint8)),
+    "no state of the method": lambda: load(method={"name": "rigl"}),
+    "state of the method": lambda: load(method={"name": "rigl", "state": None}),
+    "counts": lambda: network().grow(3),
+    "prune the old way": lambda: torch.nn.utils.prune.l1_unstructured(network().model[0], "weight", 0.5),
+    "values for the dense weight": lambda: setattr(*values_for_dense()),
     "format": lambda: load(format=99),
     "step": lambda: load(step=-4),
     "copied network": lambda: copy.deepcopy(network()),
@@ -107,6 +119,8 @@ NASTY = {
     "superpose values": lambda: st.superpose([network().model.state_dict()]),
     "endless loader": lambda: st.epochs_to_steps(3, iter([])),
     "epochs": lambda: st.epochs_to_steps(-3, 10),
+    "batches": lambda: st.epochs_to_steps(3, -10),
+    "a training of no steps": lambda: schedules.cosine_decay(0.1, 0),
     "cycles": lambda: schedules.cycles("x", 3, 0.1, 0.2),
     "cycles of nothing": lambda: schedules.cycles("swa", 0, 0.1, 0.2),
     "flops of nothing": lambda: st.flops(None, X),

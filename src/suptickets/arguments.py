@@ -60,6 +60,8 @@ class Parser(argparse.ArgumentParser):
             raise SparsityError(f"{first} comes after the command: suptickets {command} {first}")
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
+            if not rest[0].startswith("-") and any(a.nargs == "+" for a in parsed.places):
+                raise SparsityError(f"{rest[0]} comes after an option: give all paths before the options")
             given = rest[0].split("=")[0]
             nearest = difflib.get_close_matches(given, parsed.flags, n=1, cutoff=0.7)
             raise SparsityError(
@@ -93,6 +95,7 @@ def parser() -> Parser:
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
         command.set_defaults(flags=[s for a in command._actions for s in a.option_strings])
+        command.set_defaults(places=[a for a in command._actions if not a.option_strings])
     return top
 
 
@@ -116,7 +119,7 @@ def _export_parser(command: argparse.ArgumentParser) -> None:
 
 def _flops_parser(command: argparse.ArgumentParser) -> None:
     models = "see `suptickets list models`, or package.module:function"
-    command.add_argument("--model", default="vgg16", help=models)
+    command.add_argument("--model", default=None, help=f"{models} (default: the --recipe's, else vgg16)")
     command.add_argument("--sparsity", type=float, default=0.9, help="fraction of the weights that are zero")
     command.add_argument("--distribution", default="erk", choices=[*DISTRIBUTIONS], help="over the layers")
     command.add_argument("--method", default="static", choices=[*METHODS], help="sparse training method")

@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -65,7 +66,16 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         result = train(settings, out, force=arguments.force, moved=moved)
     for summary in result.get("runs", [result]) if is_main() else ():
         write_run_page(Path(summary["run"]))
+        worse = _worse(summary) if arguments.json else None  # otherwise it stands below the table
+        if worse is not None:
+            print_plain(f"{summary['run']}: {worse}" if arguments.seeds > 1 else worse)
     return result
+
+
+def _worse(summary: dict[str, Any]) -> str | None:
+    """A line if averaging did not help."""
+    superposed = summary["booster"] in SUPERPOSING
+    return verdict(summary, summary["tickets"] if superposed else [], summary["booster"])
 
 
 def write_run_page(run: Path) -> None:
@@ -84,8 +94,7 @@ def _show_train(result: dict[str, Any], console: Console) -> None:
         console.print(result_table(summary))
         explored = f"{summary['explored']:.2%} of the possible connections have lived"
         console.print(explored, highlight=False, soft_wrap=True)
-        superposed = summary["booster"] in SUPERPOSING
-        worse = verdict(summary, summary["tickets"] if superposed else [], summary["booster"])
+        worse = _worse(summary)
         if worse is not None:
             console.print(worse, highlight=False, soft_wrap=True)
         console.print(f"everything is in {summary['run']}", highlight=False, soft_wrap=True)
@@ -158,7 +167,9 @@ def _list(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _flops(arguments: argparse.Namespace) -> dict[str, Any]:
-    usual = "paper-imagenet" if arguments.model.endswith("imagenet") else "paper-cifar"
+    if arguments.model is None and arguments.recipe is None:
+        arguments.model = "vgg16"
+    usual = "paper-imagenet" if (arguments.model or "").endswith("imagenet") else "paper-cifar"
     names = ("model", "method", "booster", "sparsity", "distribution", "epochs")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     settings = resolve({**given, "recipe": arguments.recipe or usual})
@@ -203,7 +214,16 @@ def program() -> NoReturn:
     warnings.formatwarning = lambda message, category, *where: (
         f"suptickets: {message}\n" if category is RuntimeWarning else usual(message, category, *where)
     )
+    if not is_main():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the first process gives them
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # of several, one may wait for another without end
+        signal.signal(signal.SIGTERM, _interrupt)
     leave(main())
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends the program as Ctrl-C does, where nothing that is more careful waits for either."""
+    raise KeyboardInterrupt
 
 
 def _write(text: str) -> int:

@@ -94,7 +94,10 @@ class Collection:
             return "no gradient reached the sparse weights"
         if own and self.wanted and not self.active:
             return "the sparse weights were frozen when the step began"
-        part = "backward(inputs=...) and torch.autograd.grad compute that of the living ones alone, "
+        part = (
+            "backward(inputs=...) and torch.autograd.grad compute that of the living ones alone, a forward "
+            "pass from before the last step does not ask for it, "
+        )
         raise SparsityError(
             f"step {step} needs the gradient of all positions and there is none: "
             f"{part if own and self.wanted else ''}call backward() before it, skip no batch there (to "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from suptickets.errors import SparsityError, choice, fraction, whole
 
@@ -18,7 +18,7 @@ DISTRIBUTIONS: dict[str, Callable[[Shape], float]] = {
 
 
 def densities(
-    shapes: Sequence[Shape], sparsity: float, distribution: str = "erk", dense: Collection[int] = ()
+    shapes: Iterable[Shape], sparsity: float, distribution: str = "erk", dense: Collection[int] = ()
 ) -> list[float]:
     """Density of each layer: epsilon times its raw density, epsilon such that the total is right.
 
@@ -27,6 +27,7 @@ def densities(
     """
     fraction("sparsity", sparsity)
     choice("distribution", distribution, DISTRIBUTIONS)
+    shapes = [*shapes]
     for shape in shapes:
         if not isinstance(shape, Sequence) or not shape:
             raise SparsityError(f"shapes must be a list of shapes, each with a size or more, not {shapes!r}")
@@ -52,7 +53,7 @@ def densities(
         full |= {i for i in rest if raw[i] == highest}
 
 
-def erk(shapes: Sequence[Shape], sparsity: float) -> list[float]:
+def erk(shapes: Iterable[Shape], sparsity: float) -> list[float]:
     """Erdős-Rényi-Kernel (RigL): density in proportion to the sum of a weight's sizes over their product.
 
     The shapes are those of the weights: (out, in / groups, height, width) for a grouped convolution.
@@ -101,7 +102,7 @@ def counts(
     if 0 in result:
         empty = result.index(0)
         raise SparsityError(
-            f"at sparsity {sparsity:g} the layer {names[empty] if names else empty} would lose all its "
+            f"at sparsity {sparsity} the layer {names[empty] if names else empty} would lose all its "
             f"connections: use at most {_limit(shapes, sparsity, distribution, dense):.6f}"
         )
     return result

@@ -132,7 +132,8 @@ class SparseNetwork:
 
     def grow(self, counts: Mapping[str, int], by: str | Criterion | None = None) -> bool:
         """Grow the named layers to these counts."""
-        living = {name: self.weights[name].nonzero if name in self.weights else 0 for name in counts}
+        known = counts if isinstance(counts, Mapping) else {}
+        living = {name: self.weights[name].nonzero if name in self.weights else 0 for name in known}
         return self.rewire(living, counts, grow=by)
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """The state of the optimizer follows the connections.
 
 Connections that stay keep their state; new ones get the optimizer's own initial state, which is found by
-asking the optimizer: one step on a stand-in parameter whose values and gradients are zero.
+asking the optimizer: what it first keeps of a stand-in parameter whose values and gradients are zero.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -161,12 +161,32 @@ class OptimizerState:
         stand_in = nn.Parameter(like.new_zeros([_STAND_IN, *[1] * (like.dim() - 1)]))
         stand_in.grad = torch.zeros_like(stand_in)
         probe = _twin(self.optimizer, {**group, "params": [stand_in]})
+        if stand_in in probe.state:  # some optimizers make their state at once, others in the first step
+            probe.state[stand_in] = _First(probe.state[stand_in])
+        else:
+            probe.state = defaultdict(_First)
         try:
             probe.step()
         except Exception as error:
             name = type(self.optimizer).__name__
             raise SparsityError(f"cannot read the initial state of {name}: {error}") from error
-        return dict(probe.state[stand_in])
+        state = probe.state[stand_in]
+        return {**state, **(state.first if isinstance(state, _First) else {})}
+
+
+class _First(dict[str, Any]):
+    """The state of a parameter, which remembers the first tensor of each name."""
+
+    def __init__(self, made: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.first: dict[str, Tensor] = {}
+        for key, value in (made or {}).items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if isinstance(value, Tensor) and value.dim():
+            self.first.setdefault(key, value.detach().clone())
 
 
 def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:

@@ -28,6 +28,10 @@ class SparseModule(nn.Module):
     _sparse_base: type[nn.Module]
     _sparse_names: tuple[str, ...]
 
+    def __new__(cls, *arguments: Any, **settings: Any) -> Any:
+        """`type(layer)(...)` makes another layer of the original class."""
+        return cls._sparse_base(*arguments, **settings)
+
     def __init_subclass__(cls, **_: Any) -> None:
         """Keep what a user's class does for its subclasses, such as registering them, from seeing ours."""
 
@@ -39,6 +43,12 @@ class SparseModule(nn.Module):
             weight.assign(value)
         else:
             super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Refuse `torch.nn.utils.prune`, which would mask the dense weight."""
+        if name.removesuffix("_orig") in self._sparse_names and not isinstance(param, nn.Parameter):
+            raise SparsityError("torch.nn.utils.prune does not work on sparse weights: use network.prune")
+        super().register_parameter(name, param)
 
     def _replicate_for_data_parallel(self) -> Any:
         raise SparsityError("DataParallel is not supported: use DistributedDataParallel")
@@ -65,7 +75,7 @@ class SparseModule(nn.Module):
 
 def _rebuild(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     cls = _sparse_class(base, names)
-    module: nn.Module = cls.__new__(cls)
+    module: nn.Module = super(SparseModule, cls).__new__(cls)
     return module
 
 

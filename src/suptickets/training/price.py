@@ -65,6 +65,7 @@ def price(
     trained = _trained(settings, data, network, counted, final) * relative
     dense = 3 * plain * settings.epochs * data.train_size
     return {
+        "model": settings.model,
         "parameters": network.parameters_total,
         "nonzero": network.nonzero,
         "networks": networks,
