@@ -21,7 +21,7 @@ from suptickets.report.html import html
 from suptickets.report.looks import looks
 from suptickets.report.measures import MEASURES, duration, plain
 from suptickets.report.runs import INCIDENTAL, group, repeated, setting_name, varying
-from suptickets.report.text import latex, markdown
+from suptickets.report.text import FITTED, latex, markdown
 from suptickets.training import settings
 from suptickets.training.folder import TrainingError
 
@@ -547,6 +547,8 @@ def test_latex_special_characters_are_escaped(tmp_path):
         rows = [row for row in table.splitlines() if row != r"\midrule"]
         assert all(row.endswith(r" \\") for row in rows)
         assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1
+    assert text.count(FITTED) == 3
+    text = text.replace(FITTED, "")
     plain_text = re.sub(r"\\[a-z]+\{\}|\\[&%$#_{}]|\$[^$]*\$|^% .*$|tab:[\w-]+", "", text, flags=re.MULTILINE)
     assert not set(plain_text) & set('$#_^~<>|"%')
 
@@ -554,8 +556,8 @@ def test_latex_special_characters_are_escaped(tmp_path):
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
 def test_latex_takes_the_tables(tmp_path):
     tables = latex(run_page(read_runs([evil_run(tmp_path)])))
-    frame = "\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{}\\end{{document}}"
-    (tmp_path / "x.tex").write_text(frame.format(tables))
+    packages = r"\documentclass{article}\usepackage{booktabs,graphicx}"
+    (tmp_path / "x.tex").write_text(rf"{packages}\begin{{document}}{tables}\end{{document}}")
     command = ["pdflatex", "-halt-on-error", "-draftmode", "x.tex"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60, stdout=subprocess.DEVNULL)
 

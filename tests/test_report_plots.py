@@ -63,6 +63,29 @@ def test_names_of_rows_do_not_touch(words, count):
         assert box.x0 >= 0 and box.x1 <= chart.figure.bbox.width
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("score", [0.02, 0.5, 0.99])
+def test_every_mark_lies_within_the_axes(tmp_path, several, score):
+    """Also where the last network is far from all that was evaluated on the way."""
+    folders = [make_run(tmp_path / f"{n}", seed=n, cycles=2 + n) for n in range(1 + several)]
+    summary = json.loads((folders[0] / "summary.json").read_text())
+    (folders[0] / "summary.json").write_text(json.dumps({**summary, "accuracy": score}))
+    for plot in run_page(read_runs(folders)).plots():
+        if plot.name not in ("accuracy", "test-accuracy", "train-accuracy"):
+            continue
+        with drawn(plot) as chart:
+            chart.save(io.BytesIO(), "png", plot.title)
+            chart.figure.draw_without_rendering()
+            low, high = chart.axes.get_ylim()
+            drawn_marks = [m for m in chart.axes.lines if m.get_marker() in "oD" and m not in chart.hidden]
+            assert all(low < y < high for mark in drawn_marks for y in mark.get_ydata())
+            frame = chart.figure.bbox
+            names = [n for n in chart.axes.get_yticklabels() if low <= n.get_position()[1] <= high]
+            assert names and all(name.get_window_extent().x0 >= frame.x0 for name in names)
+            diamonds = [mark.get_ydata()[0] for mark in drawn_marks if mark.get_marker() == "D"]
+            assert "train" in plot.name or score in diamonds
+
+
 # ---- colours ----
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.

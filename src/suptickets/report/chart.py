@@ -83,6 +83,7 @@ class Chart:
         self.tips: dict[str, Sequence[str]] = {}
         self.names: list[tuple[float, str, Colour]] = []
         self.hidden: list[Line2D] = []
+        self.marked: list[float] = []  # how high the points are that are not hidden
         self.crowned = False  # whether numbers stand above the axes
 
     # ---- what is drawn ----
@@ -132,6 +133,8 @@ class Chart:
         drawn.set_gid(self._tip(tips))
         if hidden:
             self.hidden.append(drawn)
+        else:
+            self.marked += y
 
     def spread(
         self, x: float, y: float, deviation: float | None, colour: Colour, *, upright: bool = False

@@ -71,31 +71,41 @@ class Lines:
 
         def draw(chart: Chart) -> None:
             chart.axis_names(self.title, "epoch")
-            self._axes(chart, borders)
+            last = self._across(chart, borders)
+            if not self.measure.percent:
+                chart.logarithmic()
             for line in self.lines:
                 line.draw(chart, self.measure, TIPS // len(self.lines))
             for one, look in marked:
                 _mark_tickets(chart, one, look.colour, self, several=len(marked) > 1)
+            if self.measure.percent:
+                self._upwards(chart, last)
 
         dashed = "Dashed: without a booster." if any(line.dashed and line.seen for line in self.lines) else ""
         beyond = any(look.colour is MUTED for _, look in marked)
         text = f"{dashed}{' Grey: further settings.' if beyond else ''}".strip()
         return Plot(self.name, self.title, draw, text)
 
-    def _axes(self, chart: Chart, borders: Sequence[float]) -> None:
+    def _across(self, chart: Chart, borders: Sequence[float]) -> float:
+        """Let the horizontal axis show the epochs; returns the last."""
         first, last = (pick(x for x, _ in self.points()) for pick in (min, max))
         within = bool(borders) and borders[0] <= first  # only the cycles are known
         if borders and borders[-1] >= last:
             chart.cycles(borders, stretch=not within)
             last = borders[-1]
         chart.epochs(last, borders[0] if within else 0)
-        if not self.measure.percent:
-            return chart.logarithmic()
+        return last
+
+    def _upwards(self, chart: Chart, last: float) -> None:
+        """Let the vertical axis show all marks, and the curves but for their first tenth.
+
+        The first tenth of a training run would flatten all that follows.
+        """
         chart.percent()
-        # The first tenth of a training run would flatten all that follows.
         later = [y for x, y in self.points() if x > last / 10] or [y for _, y in self.points()]
-        margin = 0.06 * (max(later) - min(later)) or 0.01
-        chart.axes.set_ylim(min(later) - margin, max(later) + margin)
+        shown = [*later, *chart.marked]
+        margin = 0.06 * (max(shown) - min(shown)) or 0.01
+        chart.axes.set_ylim(min(shown) - margin, max(shown) + margin)
 
 
 def averaged(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float]]:

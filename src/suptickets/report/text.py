@@ -10,6 +10,7 @@ from pathlib import Path
 from suptickets.report.document import Block, Listing, Note, Page, Plot, Section, Table
 from suptickets.report.measures import NO_BREAK
 
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # if it is too wide
 LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -122,8 +123,8 @@ def _markdown(text: str) -> str:
 
 
 def latex(page: Page) -> str:
-    """All tables, for a document that uses booktabs; captions of the main ones say what one must know."""
-    head, label = "% \\usepackage{booktabs}\n", _label(page.title)
+    """All tables, none wider than the text; captions of the main ones say what one must know."""
+    head, label = "% \\usepackage{booktabs,graphicx}\n", _label(page.title)
     notes = [str(note) for note in page.notes()]
     tables = [_latex_table(table, [] if table.folded else notes, label) for table in page.tables()]
     return head + "".join(f"\n{table}" for table in tables)
@@ -144,13 +145,14 @@ def _latex_table(table: Table, notes: Sequence[str], page: str) -> str:
         r"\centering",
         rf"\caption{{{_latex(caption)}}}",
         rf"\label{{tab:{page}-{table.name}}}",
+        FITTED,
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         rf"{head} \\",
         r"\midrule",
         *(rf"{row} \\" for row in rows),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
