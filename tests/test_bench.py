@@ -640,6 +640,13 @@ def test_bad_input(name: str, options: dict[str, Any], message: str) -> None:
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize("name", ["step", "explore", "superpose", "memory", "peers", "together"])
+def test_a_sparsity_that_empties_a_layer_is_refused_before_anything_is_said(name: str, capsys) -> None:
+    with pytest.raises(st.SparsityError, match="the layer conv1 would lose all its connections: use at most"):
+        bench(name, model="lenet5", sparsity=0.9999, device="cpu")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_table() -> None:
     rows = [
         judged({"variant": "dense", "milliseconds": 1234.5, "steps": None}),

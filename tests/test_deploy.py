@@ -415,6 +415,8 @@ def test_bad_inputs(vgg: tuple[nn.Module, nn.Module]) -> None:
         vgg[1](images(1, 3, 32, 32).double())
     with pytest.raises(st.SparsityError, match="takes a torch.Tensor, not ndarray"):
         vgg[1](images(1, 3, 32, 32).numpy())
+    with pytest.raises(st.SparsityError, match="takes a network, not OrderedDict: load it into one"):
+        accelerate(nn.Linear(2, 2).state_dict(), torch.randn(1, 2))
     with pytest.raises(st.SparsityError, match=r"takes batches: x\[None\] is one of a single input"):
         vgg[1](images(1, 3, 32, 32)[0])
     with pytest.raises(st.SparsityError, match="cannot be saved: save the plain one"):

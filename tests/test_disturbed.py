@@ -102,6 +102,65 @@ def test_all_who_look_see_the_same_signal() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_request_to_stop_while_a_seed_is_scored_stops_before_the_next(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    finish = Trainer._finish
+
+    def stopped(*arguments: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return finish(*arguments)
+
+    monkeypatch.setattr(Trainer, "_finish", stopped)
+    command = [*SHORT, "--seeds", "3", "--out", str(tmp_path)]
+    assert main(command) == 1
+    assert "suptickets: stopped before seed 2: the same command goes on\n" in capsys.readouterr().err
+    assert [(tmp_path / f"seed{n}" / "summary.json").exists() for n in (1, 2, 3)] == [True, False, False]
+    monkeypatch.undo()
+    assert main(command) == 0
+
+
+def test_a_request_to_stop_while_the_teachers_are_scored_stops_before_the_student(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    finish = Trainer._finish
+
+    def stopped(*arguments: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return finish(*arguments)
+
+    monkeypatch.setattr(Trainer, "_finish", stopped)
+    short = ("--epochs", "3", "--cycles", "2", "--cycle-epochs", "1", "--interval", "3")
+    command = ["train", "--model", "mlp", *short, "--booster", "distillation", "--out", str(tmp_path)]
+    assert main(command) == 1
+    err = capsys.readouterr().err
+    assert f"stopped when the teachers were trained: suptickets train --resume {tmp_path} goes on\n" in err
+    assert (tmp_path / "teachers" / "summary.json").exists() and not (tmp_path / "summary.json").exists()
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(tmp_path)]) == 0
+
+
+def test_a_request_to_stop_before_the_training_ends_it_in_a_line(tmp_path, monkeypatch) -> None:
+    slow = "import time\ndef net(classes):\n    print('here')\n    time.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(slow)
+    monkeypatch.chdir(tmp_path)
+    process = started("train", "--model", "slow:net", "--out", tmp_path / "run", "--json")
+    while process.stderr.readline() != "here\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (1, "", "suptickets: stopped\n")
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", "suptickets: look\n"), ("1", "")])
+def test_the_first_process_alone_gives_warnings(rank: str, told: str) -> None:
+    code = "import warnings\nfrom suptickets import cli\n"
+    code += "cli.main = lambda: warnings.warn('look', RuntimeWarning) or 0\ncli.program()\n"
+    environment = {**os.environ, "RANK": rank}
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, told)
+
+
 # ---- folders ----
 
 

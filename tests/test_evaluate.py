@@ -255,6 +255,16 @@ def test_code_that_a_file_names_is_not_run(capsys, run: Callable[[str], Path], m
     assert not Path("attacked").exists()
 
 
+def test_where_single_tickets_could_come_from(capsys, run: Callable[[str], Path]) -> None:
+    folder = run("none")
+    said = "none has no single tickets: --booster none makes none, sup-tickets with --keep-tickets does"
+    assert said in fails(capsys, folder, "--tickets")
+    teachers = folder / "teachers"
+    (teachers / "tickets").mkdir(parents=True)
+    RunFolder(teachers).single(1).write_bytes(b"")
+    assert f"its teachers', in {teachers}, are the only ones" in fails(capsys, folder, "--tickets")
+
+
 def test_code_that_the_user_names_is_run(capsys, run: Callable[[str], Path], monkeypatch) -> None:
     """Not what the file names, and only for a file that needs it."""
     file = run("none") / "ticket.safetensors"

@@ -167,6 +167,8 @@ def test_what_cannot_be_exported_is_refused_in_a_line(capsys, run, tmp_path):
         ((tmp_path,), "there is no ticket at"),
         ((other,), "predicts with 2 networks: export one of them"),
         ((run, "--format", "pickle"), "unknown format"),
+        ((run, "--model", "own:net"), "--model is for onnx, and networks that are not the library's own"),
+        ((run, "--format", "onnx", "--model", "own:net"), "--model is for onnx, and networks that are not"),
         ((run, "--out", run / "ticket.safetensors", "--format", "dense"), "choose another --out"),
         ((run, "--out", tmp_path), "choose another --out"),
         ((run, "--out", tmp_path / "none" / "file"), "choose another --out"),
@@ -305,6 +307,8 @@ def test_what_a_compact_file_cannot_have_is_refused(tmp_path):
     for odd in (torch.eye(3).to_sparse(), torch.eye(3).to("meta")):
         with pytest.raises(SparsityError, match=r"cannot hold odd \(torch.float32, torch.(sparse|meta)"):
             save_compact({"odd": odd}, tmp_path / "n.st")
+    with pytest.raises(SparsityError, match=r"takes model.state_dict\(\), not a Linear"):
+        save_compact(torch.nn.Linear(2, 2), tmp_path / "n.st")
     assert not [*tmp_path.iterdir()]
 
 

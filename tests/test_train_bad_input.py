@@ -66,6 +66,10 @@ FLAGS = [
     ("train --out=", "--out is empty: name a place, or leave it out"),
     ("train --data-dir=", "--data-dir is empty"),
     ("train --lr inf", "--lr must be finite, not inf"),
+    ("evaluate x --tickets y", "y comes after an option: give all paths before the options"),
+    ("report x --format md y", "y comes after an option"),
+    ("reproduce vgg16 --seeds 3 averaging", "averaging comes after an option"),
+    ("train here", "unknown argument here"),
     ("report x --out x.tex", "x.tex is no name for html: add --format tex"),
     ("report x --out x.html --format md", "x.html is no name for md: add --format html"),
 ]
@@ -140,7 +144,8 @@ VALUES = [
     ("--seed -1", "--seed must be at least 0"),
     ("--workers -1", "--workers must be at least 0"),
     ("--cycle-epochs 0", "cycle"),
-    ("--lr-low 1", "lr"),
+    ("--lr-low 1", "--lr-low 1 is above --lr-high 0.05"),
+    ("--method granet --initial-sparsity 0.95", "--initial-sparsity does nothing, for GraNet begins"),
     ("--method granet --epochs 9", "at least 15 --epochs"),
     ("--method gmp --epochs 5 --booster none", "at least 9 --epochs"),
     ("--device cuda", "use --device cpu"),
@@ -196,6 +201,7 @@ def cifar(tmp_path: Path) -> Path:
 FILES = [
     ("c.json", "{", "no valid YAML or JSON"),
     ("c.yaml", "a: [", "no valid YAML or JSON"),
+    ("c.yaml", "model: mlp\nlr: [1\nseed: 2", "no valid YAML or JSON: line 3 column 5: expected ',' or ']'"),
     ("c.json", "[1]", "must hold names and values, not list"),
     ("c.yaml", "", "must hold names and values"),
     ("c.json", '{"epochs": "many"}', "epochs must be of type int, not 'many'"),
@@ -516,6 +522,9 @@ class Heads(nn.Module):
             return self.other(self.body(x))
         return self.body(x)
 
+class Pair(Heads):
+    def forward(self, x): return self.body(x), 1
+
 class Two(Heads):
     def other(self, y): return y, y
 
@@ -537,6 +546,13 @@ def test_own_models_that_are_others_in_training(capsys, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     line = fails(capsys, *SHORT, "--model", f"own_heads:{name}", "--out", "run")
     assert "the model cannot be trained" in line and message in line and not (tmp_path / "run").exists()
+
+
+def test_own_models_that_give_a_tuple(capsys, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "own_heads.py").write_text(HEADS)
+    monkeypatch.chdir(tmp_path)
+    line = fails(capsys, *SHORT, "--model", "own_heads:Pair", "--out", "run")
+    assert "the model gives a tuple for two images of digits, not a logit for each class" in line
 
 
 @pytest.mark.parametrize("name", ["Any", "Ghosts"])

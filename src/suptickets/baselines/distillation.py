@@ -2,13 +2,14 @@
 
 The paper trains a student, sparse by the same method, for a whole run; three tickets teach it, and each soft
 loss weighs as much as the hard one. So the loss is the mean of the hard loss and of one soft loss for each
-teacher. A mean, not a sum, as Hinton et al. take a weighted average: the loss keeps its scale, and with it
-the learning rate its meaning.
+teacher. A mean, not a sum, as Hinton et al. take a weighted average.
 
 A soft loss is the Kullback-Leibler divergence from the teacher's probabilities to the student's, both at
 temperature T. It differs from Hinton's cross entropy by the teacher's entropy, which no gradient sees, and is
-0 for a student that agrees. Its gradients shrink like 1/T^2, so it is multiplied by T^2, as Hinton et al. say
-is needed beside a hard loss. The paper gives no temperature; 4 is our choice.
+0 for a student that agrees. Where logits are small beside T its gradients shrink like 1/T^2, so it is
+multiplied by T^2, as Hinton et al. say is needed beside a hard loss. Where teachers are sure of themselves
+its gradients are up to T times those of the hard loss, and a rate that suits the hard loss alone may be too
+high. The paper gives no temperature; 4 is our choice.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from suptickets.bench import (
     superpose,
     together,
 )
+from suptickets.bench.contenders import try_out
 from suptickets.bench.turns import SPARSITY, Options, Row
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.training.build import check_model
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "build": Benchmark(build.run, "building the dense weights, against an eager step"),
     "inference": Benchmark(inference.run, "predictions on a CPU, 1 and 16 images: ours and dense networks"),
 }
+OTHERS = ("scale", "loop", "inference")  # what they measure is not what is trained on noise
 COMMON = {"device": "{}", "torch": "torch {}", "counted": "counted: {}"}  # the same in all rows
 
 
@@ -97,6 +99,9 @@ def bench(
     options = Options(
         connect(device).device, model, sparsity, whole("--rounds", rounds), compile, largest=largest
     )
+    if name not in OTHERS and (model is not None or sparsity != SPARSITY):
+        for each in options.models:
+            try_out(each, options)  # what is wrong with it is said before anything else
     common = {"device": _device(options), "torch": torch.__version__}
     return {"name": name, "rows": [{**row, **common} for row in BENCHMARKS[name].run(options)]}
 

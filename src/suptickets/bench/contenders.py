@@ -177,6 +177,12 @@ def variant(name: str, model: str, data: ArrayData, options: Options, *, fast: b
     return run
 
 
+def try_out(model: str, options: Options) -> None:
+    """Build a model as it is going to be measured: what is wrong with it, or with the sparsity, is raised."""
+    data = noise(BATCH, options, images_of(model))
+    Run(model, "static", data, options, fast=False, booster="none")
+
+
 def tidy(options: Options) -> None:
     """Give back the memory of contenders that are gone."""
     torch.compiler.reset()

@@ -35,6 +35,8 @@ def accelerate(model: nn.Module, example: Tensor) -> Accelerated:
         model: a plain network, such as `tickets.ticket()`; it is not changed.
         example: a batch of inputs; others must have the same shape, but for the number of images.
     """
+    if not isinstance(model, nn.Module):
+        raise SparsityError(f"accelerate takes a network, not {type(model).__name__}: load it into one")
     native.kernels()
     plain = densified(model).cpu().eval().requires_grad_(False)
     kinds = {module.weight.dtype for module in plain.modules() if isinstance(module, ELIGIBLE)}

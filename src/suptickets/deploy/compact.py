@@ -38,6 +38,8 @@ def save_compact(
         path: path of the file.
         metadata: texts to store in the file.
     """
+    if not isinstance(state, Mapping):
+        raise SparsityError(f"save_compact takes model.state_dict(), not a {type(state).__name__}")
     tensors, shapes, tied = dict[str, Tensor](), dict[str, list[int]](), dict[str, str]()
     places, held = dict[object, str](), dict(state)  # a mapping may make its tensors on demand
     taken = [name for name in held if name + WHERE in held]

@@ -92,7 +92,10 @@ class Part(nn.Module):
 def checked(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A batch as the kernels take it, or an error that says what they take."""
     if x.shape == shape:
-        raise SparsityError("an accelerated network takes batches: x[None] is one of a single input")
+        raise SparsityError(
+            "an accelerated network takes batches: x[None] is one of a single input, and where the network "
+            "itself squeezes a batch of one, flatten(1) would keep it"
+        )
     if x.shape[1:] != shape:
         wanted, given = (" x ".join(map(str, sizes)) for sizes in (shape, x.shape[1:]))
         raise SparsityError(f"accelerated for inputs of {wanted}, not of {given}: accelerate for these too")

@@ -167,13 +167,10 @@ def _data(tasks: Iterable[Task], data_dir: str | None) -> tuple[dict[str, str], 
 
 def _refuse(cells: Iterable[Cell], missing: Mapping[str, str]) -> None:
     """Say which data are missing; refuse if no cell can be trained without them."""
-    *told, last = [*missing.values()] or [""]
-    for line in told:
+    if missing and missing.keys() == {cell.data for cell in cells if readings(cell)}:
+        raise SparsityError("; ".join(missing.values()))
+    for line in missing.values():
         print_plain(line)
-    if last and missing.keys() == {cell.data for cell in cells if readings(cell)}:
-        raise SparsityError(last)
-    if last:
-        print_plain(last)
 
 
 def _check_scale(tasks: Iterable[Task], mode: Mode, steps: Mapping[str, int]) -> None:

@@ -69,6 +69,8 @@ def check(s: Settings) -> None:
             f"{s.epochs} epochs are too few for {s.cycles} cycles of {s.cycle_epochs:g}: use at least "
             f"{int(s.cycles * s.cycle_epochs) + 1} epochs, fewer cycles, or --booster none"
         )
+    if (s.cyclic or _makes_teachers(s)) and s.lr_low > s.lr_high:
+        raise SparsityError(f"--lr-low {s.lr_low:g} is above --lr-high {s.lr_high:g}: lower it")
     if s.booster == "swa" and s.explore_rate:
         raise SparsityError(
             "swa does not explore in its cycles: use --explore-rate 0, or --booster sup-tickets with "
@@ -104,6 +106,8 @@ def idle(s: Settings) -> dict[str, str]:
         found["keep_tickets"] = f"--booster {s.booster} {why}: leave it out, or use --booster sup-tickets"
     if s.method == "dsr":
         found["rate"] = "--method dsr adapts how much it prunes: leave it out"
+    if s.method == "granet" and s.initial_sparsity > s.sparsity:
+        found["initial_sparsity"] = f"GraNet begins at --sparsity {s.sparsity:g} at most: leave it out"
     why_not = _explores_not(s)
     if why_not is not None and s.criteria:
         found["criteria"] = why_not

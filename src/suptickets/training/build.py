@@ -128,11 +128,12 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
     training = model.training
     try:
         with torch.no_grad(), fork_random(model):
-            shape = list(model.eval()(example).shape)
+            logits = model.eval()(example)
     except Exception as error:
         raise SparsityError(f"the model does not take images of {data.name}: {reason(error)}") from error
     finally:
         model.train(training)
+    shape = list(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
     if shape != [2, data.classes]:
         raise SparsityError(
             f"the model gives {shape} for two images of {data.name}, not a logit for each class: "

@@ -18,7 +18,7 @@ from suptickets.measure.predictions import Tally
 from suptickets.measure.sparsity import ModelSparsity
 from suptickets.training import build, saved
 from suptickets.training.panel import Panel, details
-from suptickets.training.processes import connect
+from suptickets.training.processes import connect, is_main
 from suptickets.training.progress import print_plain
 from suptickets.training.saved import Saved
 from suptickets.training.verdict import SUPERPOSING, verdict
@@ -155,5 +155,5 @@ def _judge(one: Saved, tally: Tally) -> None:
     """Say so if superposing did not help on the data that the run's tickets were evaluated on."""
     tickets = one.tickets if one.settings.booster in SUPERPOSING else []
     worse = verdict(tally.scores().as_dict(), tickets, one.settings.booster)
-    if worse is not None:
+    if worse is not None and is_main():
         print_plain(worse)

@@ -47,6 +47,8 @@ def export(
     refuse_own(target)
     if target.is_dir() or not target.parent.is_dir():
         raise SparsityError(f"cannot write {target}: choose another --out, a file in a folder that is there")
+    if model is not None and (format != "onnx" or ":" not in one.settings.model):
+        raise SparsityError("--model is for onnx, and networks that are not the library's own: leave it out")
     if format == "onnx":
         one = one.named(model)
         write(target, lambda part: _save_onnx(one, _data(one, data_dir), part))

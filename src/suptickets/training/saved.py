@@ -130,8 +130,17 @@ def singles(path: Path) -> list[Saved]:
     settings = folder.settings()
     files = folder.singles() if settings is None else folder.all_singles(settings.cycles * settings.keeps)
     if not files:
-        raise SparsityError(f"{path} has no single tickets: train with --keep-tickets")
+        raise SparsityError(f"{path} has no single tickets: {_without(settings, folder)}")
     return [_placed(_read(file, [file]), folder) for file in files]
+
+
+def _without(settings: Settings | None, folder: RunFolder) -> str:
+    """Where single tickets could come from."""
+    if settings is None or settings.cyclic:
+        return "train with --keep-tickets"
+    if RunFolder(folder.teachers).singles():
+        return f"its teachers', in {folder.teachers}, are the only ones"
+    return f"--booster {settings.booster} makes none, sup-tickets with --keep-tickets does"
 
 
 def _file(path: Path) -> Saved:

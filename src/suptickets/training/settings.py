@@ -315,7 +315,12 @@ def _parsed(path: str | Path, text: str) -> Any:
                 raise
     import yaml
 
-    node = yaml.compose(text, yaml.SafeLoader)
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        where = error.problem_mark or error.context_mark
+        line = f"line {where.line + 1} column {where.column + 1}: " if where else ""
+        raise SparsityError(f"{path} is no valid YAML or JSON: {line}{error.problem}") from error
     if isinstance(node, yaml.MappingNode):
         _once(path, [(key.value, None) for key, _ in node.value])
     return yaml.safe_load(text)

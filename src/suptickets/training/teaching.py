@@ -15,7 +15,7 @@ from suptickets.training.folder import RunFolder
 from suptickets.training.progress import Progress
 from suptickets.training.saved import Saved
 from suptickets.training.settings import Settings
-from suptickets.training.stop import Interrupted
+from suptickets.training.stop import Interrupted, asked_to_stop
 
 if TYPE_CHECKING:
     from suptickets.training.loop import Trainer
@@ -39,12 +39,15 @@ def trained(trainer: Trainer, folder: RunFolder, progress: Progress) -> tuple[li
     if done is None:
         progress.say(f"the teachers first, in {own.path}")
         first(lambda: own.begin(settings))
-        try:
-            done = type(trainer)(settings, trainer.data, trainer.processes).run(own, progress, lambda _: None)
-        except Interrupted as error:
-            raise Interrupted(
-                f"stopped while the teachers were trained: suptickets train --resume {folder.path} goes on"
-            ) from error
+        again = f"{trainer.processes.program} train --resume {folder.path} goes on"
+        with asked_to_stop() as stop:
+            try:
+                teacher = type(trainer)(settings, trainer.data, trainer.processes)
+                done = teacher.run(own, progress, lambda _: None)
+            except Interrupted as error:
+                raise Interrupted(f"stopped while the teachers were trained: {again}") from error
+            if trainer.processes.most(len(stop)):
+                raise Interrupted(f"stopped when the teachers were trained: {again}")
         progress.say("now the student")
     return _found(trainer.settings, [own.path]), float(done["train_flops_ratio"])
 

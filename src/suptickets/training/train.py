@@ -26,7 +26,7 @@ from suptickets.training.loop import Trainer
 from suptickets.training.processes import Processes, connect, is_main
 from suptickets.training.progress import Progress, print_plain
 from suptickets.training.settings import Settings
-from suptickets.training.stop import Interrupted
+from suptickets.training.stop import Interrupted, asked_to_stop
 
 AT_A_TIME = 3  # runs on one GPU: a small network does not fill it (`suptickets bench together`)
 
@@ -136,16 +136,19 @@ def train_seeds(
         _at_a_time(each, folders, jobs, force=force)
         force = False  # what has just been done is only read
     runs, failed = list[dict[str, Any]](), list[str]()
-    for one, folder in zip(each, folders, strict=True):
-        try:
-            done = RunFolder(folder).look(one, force=False) if together else None  # silent, unlike `train`
-            runs.append(done or train(one, folder, force=force))
-        except Interrupted:
-            raise
-        except TrainingError as error:
-            failed.append(f"seed {one.seed}")
-            if is_main():
-                print_plain(f"seed {one.seed}: {error}")
+    with asked_to_stop() as stop:
+        for one, folder in zip(each, folders, strict=True):
+            if connect(one.device).most(len(stop)):  # while the last one was scored or written
+                raise Interrupted(f"stopped before seed {one.seed}: the same command goes on")
+            try:
+                done = RunFolder(folder).look(one, force=False) if together else None  # `train` would say so
+                runs.append(done or train(one, folder, force=force))
+            except Interrupted:
+                raise
+            except TrainingError as error:
+                failed.append(f"seed {one.seed}")
+                if is_main():
+                    print_plain(f"seed {one.seed}: {error}")
     refuse(failed, seeds)
     scores = {key: [float(run[key]) for run in runs] for key in SCORES}
     return {
