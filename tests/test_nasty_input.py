@@ -101,6 +101,7 @@ NASTY = {
     "state of the method": lambda: load(method={"name": "rigl", "state": None}),
     "counts": lambda: network().grow(3),
     "prune the old way": lambda: torch.nn.utils.prune.l1_unstructured(network().model[0], "weight", 0.5),
+    "no weight": lambda: setattr(network().model[0], "weight", None),
     "values for the dense weight": lambda: setattr(*values_for_dense()),
     "format": lambda: load(format=99),
     "step": lambda: load(step=-4),

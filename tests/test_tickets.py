@@ -217,6 +217,53 @@ def test_a_group_at_rate_zero_while_another_learns_stays_at_rest_in_the_cycles(s
         assert rates == pytest.approx([0.0, equation_3(i, 4, LOW, HIGH)], rel=1e-12)
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_group_that_was_unfrozen_takes_part_in_the_cycles(scheduled):
+    training = Training(groups=2)
+    second = training.optimizer.param_groups[1]
+    second["lr"] = 0.0
+    scheduler = lr_scheduler.StepLR(training.optimizer, 100) if scheduled else None
+
+    def each(training):
+        if scheduler is not None:
+            scheduler.step()
+        if training.network.step == 3:
+            second["lr"] = 0.05
+
+    training.run(each=each)
+    for i, rates in enumerate(training.rates[6:], 1):
+        rate = equation_3(i, 4, LOW, HIGH)
+        assert rates == pytest.approx([rate, rate / 2], rel=1e-12)
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_rates_that_are_loaded_or_set_after_a_broken_step_are_the_users(tensor):
+    """A notebook: an interrupt within a step of the cycles, then an earlier state, in the same objects."""
+    training = Training(tensor=tensor, groups=2).run(3)
+    saved = copy.deepcopy([x.state_dict() for x in (training.network, training.optimizer, training.tickets)])
+    saved[1]["param_groups"][0]["lr"] = torch.tensor(0.025) if tensor else 0.025
+
+    def interrupt():
+        training.run(5 if training.network.step == 3 else 1)
+        handle = training.optimizer.register_step_pre_hook(lambda *_: pytest.fail("interrupted"))
+        training.backward()
+        with pytest.raises(pytest.fail.Exception):
+            training.optimizer.step()
+        handle.remove()
+
+    interrupt()
+    for part, state in zip((training.network, training.optimizer, training.tickets), saved, strict=True):
+        part.load_state_dict(copy.deepcopy(state))
+    training.run(1)
+    assert [float(g["lr"]) for g in training.optimizer.param_groups] == pytest.approx([0.025, 0.05])
+    training.run(4)
+    interrupt()
+    first, second = training.optimizer.param_groups
+    first["lr"] = torch.tensor(0.07) if tensor else 0.07
+    training.run(1)
+    assert [float(first["lr"]), float(second["lr"])] == pytest.approx([0.07, 0.05])
+
+
 def test_proportions_are_those_of_the_optimizer_that_is_attached():
     training = Training(groups=2).run(8)
     first, second = (group["params"] for group in training.optimizer.param_groups)
@@ -294,6 +341,15 @@ def test_a_schedule_of_the_users_own():
     training = Training(schedule=lambda t, low, high: high if t <= 0.5 else low).run()
     assert training.rates[6:] == [[HIGH], [HIGH], [LOW], [LOW]] * 3
     assert training.tickets.collected == [10, 14, 18]
+
+
+def test_a_schedule_may_ask_for_the_tickets_and_give_any_kind_of_number():
+    """While SupTickets is being made there are none."""
+    training = Training(
+        schedule=lambda t, low, high: torch.tensor(high / 2 ** len(training.tickets.collected))
+    )
+    training.run()
+    assert training.rates[6::4] == [[pytest.approx(HIGH / 2**k)] for k in range(3)]
 
 
 def test_a_constant_rate_is_allowed():
@@ -707,6 +763,31 @@ def test_recompute_changes_the_statistics_of_batch_norm_alone():
     assert changed == {"norm.running_mean", "norm.running_var"}
 
 
+class Cached(nn.Module):
+    """A buffer that shares memory with the statistics, one that grows, one that none may write."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.length = nn.BatchNorm1d(8), 2
+        self.register_buffer("mean", self.norm.running_mean, persistent=False)
+        self.register_buffer("places", torch.zeros(2, 1), persistent=False)
+        self.register_buffer("same", torch.zeros(1, 8).expand(3, 8), persistent=False)
+
+    def forward(self, x):
+        if len(x) > self.length:
+            self.length = len(x)
+            self.register_buffer("places", torch.zeros(len(x), 1), persistent=False)
+        return self.norm(x + self.places[: len(x)])
+
+
+def test_recompute_leaves_views_of_statistics_and_caches_that_have_grown():
+    model, x = Cached(), torch.randn(4, 8) + 1
+    recompute(model, [x])
+    torch.testing.assert_close(model.norm.running_mean, x.mean(0))
+    assert model.mean is model.norm.running_mean
+    assert model.eval()(x).shape == x.shape
+
+
 def test_recompute_can_be_asked_with_other_data_again():
     training = Training(batch_norm="recompute").run()
     one, other = ([batch(k)] for k in (300, 301))
@@ -1018,10 +1099,10 @@ def test_tickets_of_another_schedule_are_refused():
 
 def test_tickets_of_another_model_are_refused():
     state = Training(keep=True).run(13).tickets.state_dict()
-    state["average"]["shapes"]["0.weight"] = [5, 8]
+    state["average"]["shapes"]["0.weight"] = [17, 8]
     training = Training(keep=True)
     before = copy.deepcopy(training.tickets.state_dict())
-    with refused("of another model", "0.weight (16x8 and 5x8)"):
+    with refused("of another model", "0.weight (16x8 and 17x8)"):
         training.tickets.load_state_dict(state)
     assert_equal(training.tickets.state_dict(), before)
 
@@ -1042,6 +1123,48 @@ def test_tickets_without_the_network_that_they_are_of_take_no_step():
     training.backward()
     with refused("saved at step 13, but the network is at step 0", "network.load_state_dict"):
         training.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("targets", "ab"),
+        ("targets", {}),
+        ("total", "x"),
+        ("proportions", "x"),
+        ("average", None),
+        ("step", -1),
+    ],
+)
+def test_a_state_of_tickets_that_is_refused_leaves_nothing_behind(part, value):
+    state = {**Training(keep=True).run(13).tickets.state_dict(), part: value}
+    training = Training(keep=True)
+    before = copy.deepcopy(training.tickets.state_dict())
+    with refused("the state of SupTickets is damaged" if part != "step" else "step must be a whole number"):
+        training.tickets.load_state_dict(state)
+    assert_equal(training.tickets.state_dict(), before)
+    assert training.tickets.superposition.average is None
+
+
+@pytest.mark.parametrize(
+    "change", [lambda rows: rows[:-1], lambda rows: rows + 1000, lambda rows: rows.flip(0)]
+)
+@pytest.mark.parametrize("where", ["average", "kept"])
+def test_saved_positions_that_do_not_fit_are_refused(where, change):
+    state = Training(keep=True).run(13).tickets.state_dict()
+    ticket = state["average"] if where == "average" else state["kept"][0]
+    ticket["sparse"]["0.weight"]["rows"] = change(ticket["sparse"]["0.weight"]["rows"])
+    with refused("the positions of 0.weight do not fit its values"):
+        Training(keep=True).tickets.load_state_dict(state)
+
+
+def test_lr_is_that_of_the_state_that_is_loaded():
+    training = Training()
+    states = copy.deepcopy((training.network.state_dict(), training.tickets.state_dict()))
+    training.run(8)
+    training.network.load_state_dict(states[0])
+    training.tickets.load_state_dict(states[1])
+    assert training.tickets.lr == 0.1
 
 
 @pytest.mark.parametrize("rate", [None, float("nan"), -1.0, float("inf"), "0.1"])

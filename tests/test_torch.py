@@ -661,6 +661,28 @@ def test_a_copy_has_no_tie_to_the_network(duplicate: Any) -> None:
     assert twin[1].weight_connections.gradient is None
 
 
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def test_the_class_of_a_sparse_layer_makes_plain_layers_and_bare_objects() -> None:
+    model, _, _ = sparse("rigl", convnet())
+    kind: Any = type(model[0])
+    plain = kind(3, 5, 3, bias=False)
+    assert type(plain) is nn.Conv2d and plain.weight.shape == (5, 3, 3, 3) and plain.bias is None
+    assert type(kind.__new__(kind)) is kind
+    with pytest.raises(st.SparsityError, match="inherit from Conv2d"):
+        type("Mine", (kind,), {})(3, 5, 3)
+
+
+def test_a_layer_with_a_parametrized_bias_is_copied() -> None:
+    model, _, _ = sparse("rigl", convnet())
+    nn.utils.parametrize.register_parametrization(model[0], "bias", Scaled())
+    twin, (x, _) = copy.deepcopy(model), batch(0)
+    assert torch.equal(twin.eval()(x), model.eval()(x))
+
+
 @pytest.mark.parametrize("order", ["network first", "optimizer first"])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("method", METHODS)

@@ -72,7 +72,7 @@ def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
         for layer, momentum in momenta.items():
             layer.momentum = momentum
         for module, name, buffer, before in others:
-            module._buffers[name] = buffer.copy_(before)
+            _restore(module, name, buffer, before)
 
 
 def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -94,9 +94,27 @@ def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tenso
 
 
 def _others(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor]]:
-    """Each buffer that is not a mean or a variance of batch norm: its module, its name, itself, a copy."""
-    norms = set(batch_norms(model))
+    """Each buffer that shares nothing with the statistics of batch norm: module, name, itself, a copy."""
+    norms = [(layer, name) for layer in batch_norms(model) for name in ("running_mean", "running_var")]
+    statistics = {_memory(layer._buffers.get(name)) for layer, name in norms} - {None}
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and not (module in norms and name in ("running_mean", "running_var")):
+            if buffer is not None and _memory(buffer) not in statistics:
                 yield module, name, buffer, buffer.clone()
+
+
+def _restore(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
+    """Undo what a pass did to a buffer; one of another size may be a cache that has grown, and stays."""
+    now = module._buffers.get(name)
+    if now is None or now.shape != before.shape:
+        return
+    module._buffers[name] = buffer
+    if buffer.layout is not torch.strided or not torch.equal(buffer, before):
+        buffer.copy_(before)
+
+
+def _memory(buffer: Tensor | None) -> int | None:
+    """Where the memory of a tensor begins; views of one another have the same."""
+    return (
+        None if buffer is None or buffer.layout is not torch.strided else buffer.untyped_storage().data_ptr()
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from suptickets.errors import SparsityError
-from suptickets.layout import at_once, few, marks, place_of, sent
+from suptickets.layout import at_once, few, in_order, marks, place_of, sent
 from suptickets.weight import POSITIONS
 
 
@@ -116,7 +116,11 @@ class Ticket:
     def unpack(packed: Mapping[str, Any]) -> Ticket:
         """Undo `pack`; the ticket is a copy."""
         shapes = {key: torch.Size(shape) for key, shape in packed["shapes"].items()}
-        sparse = {key: Connections(**connections) for key, connections in packed["sparse"].items()}
+        sparse = {key: Connections(**packed["sparse"][key]) for key in shapes}
+        for key, connections in sparse.items():
+            lengths = {part.shape for part in vars(connections).values() if part is not None}
+            if not fits(connections.values, connections.rows, shapes[key]) or len(lengths) > 1:
+                raise SparsityError(f"the positions of {key} do not fit its values")
         return Ticket(shapes, sparse, dict(packed["dense"]), dict(packed["aliases"])).clone()
 
     @property
@@ -140,6 +144,15 @@ class Ticket:
             flat = connections.values.new_zeros(math.prod(self.shapes[key]))
             state[key] = flat.scatter_(0, connections.rows, connections.values).view(self.shapes[key])
         return state | {alias: state[key] for alias, key in self.aliases.items()}
+
+
+def fits(values: Any, rows: Any, shape: Any) -> bool:
+    """Whether these are the values and positions of a weight: one each, inside it, sorted and unique."""
+    if not isinstance(shape, list | tuple) or not all(isinstance(side, int) for side in shape):
+        return False
+    if not is_number(values) or not isinstance(rows, Tensor) or rows.shape != (values.numel(),):
+        return False
+    return not len(rows) or (not is_number(rows) and in_order(rows, math.prod(shape)))
 
 
 @dataclass

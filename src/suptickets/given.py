@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
@@ -10,10 +9,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from suptickets.connections import Ticket, is_number
+from suptickets.connections import Ticket, fits, is_number
 from suptickets.deploy.compact import load_compact
 from suptickets.errors import SparsityError, reason
-from suptickets.layout import in_order
 from suptickets.weight import POSITIONS
 
 
@@ -71,21 +69,11 @@ def _check_network(state: Mapping[str, Any]) -> None:
     wrong = [name for name in ("model", "shapes") if not isinstance(state[name], Mapping)]
     if not wrong:
         _check_tensors(model)
-        wrong = [key for key, shape in shapes.items() if not _fits(model, key, shape)]
+        wrong = [k for k, shape in shapes.items() if not fits(model.get(k), model.get(k + POSITIONS), shape)]
         tied = isinstance(aliases, Mapping) and all(key in shapes for key in aliases.values())
         wrong += [] if tied else ["aliases"]
     if wrong:
         raise SparsityError(f"the state of a network is damaged: {', '.join(map(str, wrong))}: save it anew")
-
-
-def _fits(model: Mapping[str, Any], key: str, shape: Any) -> bool:
-    """Whether the positions of a weight fit its values: one each, inside it, sorted and unique."""
-    values, rows = model.get(key), model.get(key + POSITIONS)
-    if not isinstance(shape, list | tuple) or not all(isinstance(side, int) for side in shape):
-        return False
-    if not is_number(values) or not isinstance(rows, Tensor) or rows.shape != (values.numel(),):
-        return False
-    return not len(rows) or (not is_number(rows) and in_order(rows, math.prod(shape)))
 
 
 def _check_tensors(state: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ asking the optimizer: what it first keeps of a stand-in parameter whose values a
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections import OrderedDict, defaultdict
@@ -161,32 +162,58 @@ class OptimizerState:
         stand_in = nn.Parameter(like.new_zeros([_STAND_IN, *[1] * (like.dim() - 1)]))
         stand_in.grad = torch.zeros_like(stand_in)
         probe = _twin(self.optimizer, {**group, "params": [stand_in]})
-        if stand_in in probe.state:  # some optimizers make their state at once, others in the first step
-            probe.state[stand_in] = _First(probe.state[stand_in])
-        else:
-            probe.state = defaultdict(_First)
+        first = dict[str, Tensor]()
+        probe.state = _Watched(first, probe.state)
         try:
             probe.step()
         except Exception as error:
             name = type(self.optimizer).__name__
             raise SparsityError(f"cannot read the initial state of {name}: {error}") from error
         state = probe.state[stand_in]
-        return {**state, **(state.first if isinstance(state, _First) else {})}
+        return {**state, **{k: v for k, v in first.items() if k in state and v.dim()}}
 
 
-class _First(dict[str, Any]):
-    """The state of a parameter, which remembers the first tensor of each name."""
+class _Watched(defaultdict[Any, Any]):
+    """The state of an optimizer of one parameter; `first` gets each tensor as it is when it comes in."""
 
-    def __init__(self, made: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        self.first: dict[str, Tensor] = {}
-        for key, value in (made or {}).items():
+    def __init__(self, first: dict[str, Tensor], made: Mapping[Any, Any]) -> None:
+        super().__init__(lambda: _Noted(first))
+        self._first = first
+        for key, value in made.items():
             self[key] = value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        if isinstance(value, Mapping):
+            _note(self._first, value)
+
+
+class _Noted(dict[str, Any]):
+    """The state of the parameter, by name."""
+
+    def __init__(self, first: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._first = first
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
-        if isinstance(value, Tensor) and value.dim():
-            self.first.setdefault(key, value.detach().clone())
+        _note(self._first, {key: value})
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *values: Any, **named: Any) -> None:
+        for key, value in dict(*values, **named).items():
+            self[key] = value
+
+
+def _note(first: dict[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Keep a copy of each tensor, unless one of its name and shape is there."""
+    for key, value in state.items():
+        if isinstance(value, Tensor) and (key not in first or first[key].shape != value.shape):
+            first[key] = value.detach().clone()
 
 
 def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
@@ -198,6 +225,7 @@ def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
         state = twin.state
     except Exception:
         twin, state = object.__new__(kind), defaultdict(dict)
+        state.update({k: copy.deepcopy(v) for k, v in optimizer.state.items() if not isinstance(k, Tensor)})
     hooks: dict[str, Any] = {
         "_optimizer_step_pre_hooks": OrderedDict(),
         "_optimizer_step_post_hooks": OrderedDict(),

@@ -28,9 +28,13 @@ class SparseModule(nn.Module):
     _sparse_base: type[nn.Module]
     _sparse_names: tuple[str, ...]
 
-    def __new__(cls, *arguments: Any, **settings: Any) -> Any:
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
         """`type(layer)(...)` makes another layer of the original class."""
-        return cls._sparse_base(*arguments, **settings)
+        base = self._sparse_base
+        if "_sparse_base" not in vars(type(self)):
+            raise SparsityError(f"inherit from {base.__name__}, not from the class of a layer that is sparse")
+        object.__setattr__(self, "__class__", base)
+        base.__init__(self, *arguments, **settings)
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Keep what a user's class does for its subclasses, such as registering them, from seeing ours."""
@@ -45,7 +49,9 @@ class SparseModule(nn.Module):
             super().__setattr__(name, value)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Refuse `torch.nn.utils.prune`, which would mask the dense weight."""
+        """Refuse `torch.nn.utils.prune`, which would mask the dense weight, and None in place of it."""
+        if name in self._sparse_names and param is None:
+            raise SparsityError(f"{name} is stored sparse and cannot be taken away: use network.densify()")
         if name.removesuffix("_orig") in self._sparse_names and not isinstance(param, nn.Parameter):
             raise SparsityError("torch.nn.utils.prune does not work on sparse weights: use network.prune")
         super().register_parameter(name, param)
@@ -75,7 +81,7 @@ class SparseModule(nn.Module):
 
 def _rebuild(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     cls = _sparse_class(base, names)
-    module: nn.Module = super(SparseModule, cls).__new__(cls)
+    module: nn.Module = cls.__new__(cls)
     return module
 
 

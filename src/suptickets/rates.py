@@ -19,10 +19,11 @@ from suptickets.schedules import proportions
 
 
 class Replaced(NamedTuple):
-    """The user's rates, and the `Rates` that replaced them."""
+    """The user's rates, what stands in their place, and the `Rates` that put it there."""
 
     owner: Rates
     rates: list[float | Tensor]
+    given: list[float]
 
 
 _REPLACED: WeakKeyDictionary[Optimizer, Replaced] = WeakKeyDictionary()  # for optimizers that are in a step
@@ -43,7 +44,7 @@ class Rates:
 
     def put(self, optimizer: Optimizer, rate: float) -> None:
         """Put in the rates of a cycle: `rate` for the first group that learns, the others in proportion."""
-        self.put_back(optimizer)  # in case the last step was broken off
+        self._recover(optimizer)
         groups = optimizer.param_groups
         other = self._whose is not None and self._whose() is not optimizer
         if self.proportions is None or len(self.proportions) != len(groups) or other:
@@ -52,12 +53,22 @@ class Rates:
         if optimizer not in _HOOKED:
             _HOOKED.add(optimizer)
             optimizer.register_state_dict_post_hook(_saved)
-        known = _REPLACED.get(optimizer)
-        _REPLACED[optimizer] = Replaced(
-            self, known.rates if known else [_read(group["lr"]) for group in groups]
-        )
-        for group, proportion in zip(groups, self.proportions, strict=True):
-            group["lr"] = _written(group["lr"], rate * proportion)
+            optimizer.register_load_state_dict_post_hook(_loaded)
+        known, given = _REPLACED.get(optimizer), [rate * proportion for proportion in self.proportions]
+        users = known.rates if known else [_read(group["lr"]) for group in groups]
+        _REPLACED[optimizer] = Replaced(self, users, given)
+        for group, own in zip(groups, given, strict=True):
+            group["lr"] = _written(group["lr"], own)
+
+    def _recover(self, optimizer: Optimizer) -> None:
+        """Restore the user's rates if the last step was broken off, where no others have been set since."""
+        users = _REPLACED.get(optimizer)
+        if users is None or users.owner is not self:
+            return
+        del _REPLACED[optimizer]
+        for group, rate, given in zip(optimizer.param_groups, users.rates, users.given, strict=False):
+            if float(group["lr"]) == float(_written(_read(group["lr"]), given)):
+                group["lr"] = _written(group["lr"], rate)
 
     def put_back(self, optimizer: Optimizer) -> None:
         """Restore the user's rates, if it was this object that replaced them."""
@@ -76,10 +87,15 @@ def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
         group["lr"] = _read(rate)
 
 
+def _loaded(optimizer: Optimizer) -> None:
+    """Forget the rates from before: those that were loaded are the user's."""
+    _REPLACED.pop(optimizer, None)
+
+
 def _initial(groups: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Rates before any scheduler changed them; 0 for groups that are at rest while others learn."""
+    """Rates before any scheduler changed them (as they are now if those were 0); of groups at rest, 0."""
     now = [float(group["lr"]) for group in groups]
-    initial = [float(group.get("initial_lr", rate)) for group, rate in zip(groups, now, strict=True)]
+    initial = [float(group.get("initial_lr", 0) or rate) for group, rate in zip(groups, now, strict=True)]
     return [start if rate or not any(now) else 0.0 for start, rate in zip(initial, now, strict=True)]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -99,12 +98,31 @@ def cycle_of(schedule: str | Shape, length: int, low: float, high: float) -> Cyc
     """The cycle of this name, or of a shape of the user's own, which must give a rate at every step."""
     if not callable(schedule):
         return CYCLES[choice("schedule", schedule, CYCLES)]
-    cycle = Cycle(schedule)
+    cycle = Cycle(_checked(schedule))
     for step in range(1, length + 1):
-        rate: object = schedule(t := cycle.position(step, length), low, high)
-        if not isinstance(rate, Real) or not 0 <= float(rate) < math.inf:
-            raise SparsityError(f"the schedule must give rates, at least 0, but gives {rate!r} at t = {t:g}")
+        try:
+            cycle.shape(cycle.position(step, length), low, high)
+        except SparsityError:
+            raise
+        except Exception:  # it may ask for what is not there yet, such as the tickets
+            break
     return cycle
+
+
+def _checked(schedule: Shape) -> Shape:
+    """The same shape, as long as it gives rates."""
+
+    def shape(t: float, low: float, high: float) -> float:
+        given: object = schedule(t, low, high)
+        try:
+            rate = float(given)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            rate = math.nan
+        if isinstance(given, str) or not 0 <= rate < math.inf:
+            raise SparsityError(f"the schedule must give rates, at least 0, but gives {given!r} at t = {t:g}")
+        return rate
+
+    return shape
 
 
 def cycles(shape: str, length: int, low: float, high: float) -> Schedule:

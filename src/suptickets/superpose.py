@@ -164,12 +164,16 @@ class Superposition:
     def load_state_dict(self, state: Mapping[str, Any], count: int, like: Ticket) -> None:
         """Go on from `state_dict()` with the average of `count` tickets of the same model as `like`."""
         average = None if state["average"] is None else Ticket.unpack(state["average"])
-        differing = [] if average is None else _differing(_shapes(like), _shapes(average))
-        if differing:
-            raise SparsityError(f"the state is that of another model: {', '.join(differing)}")
-        self.average, self.types = None if average is None else average.to(like.device).wide(), like.types()
-        self.total, self.targets, self.fixed = state["total"], dict(state["targets"]), set(state["fixed"])
-        self.count = count
+        if average is not None:
+            refuse_other(average, like)
+        total, targets, fixed = state["total"], dict(state["targets"]), set(state["fixed"])
+        known, began = set(() if average is None else average.sparse), average is not None
+        numbers = [*targets.values(), total if began else 0]
+        if began != bool(count) or targets.keys() != known or not all(isinstance(n, int) for n in numbers):
+            raise SparsityError("the state of SupTickets is damaged: average, total, targets, collected")
+        self.average = None if average is None else average.to(like.device).wide()
+        self.types, self.count = like.types(), count
+        self.total, self.targets, self.fixed = total, targets, fixed
 
     @property
     def nonzero(self) -> int:
@@ -266,6 +270,13 @@ def _same(ours: Ticket, theirs: Ticket) -> None:
         raise SparsityError(
             f"sparse in one ticket, dense in another: {', '.join(disputed)} (say which: layers=)"
         )
+
+
+def refuse_other(ticket: Ticket, like: Ticket) -> None:
+    """Refuse a ticket from a saved state that is not of the same model as `like`."""
+    differing = _differing(_shapes(like), _shapes(ticket))
+    if differing:
+        raise SparsityError(f"the state is that of another model: {', '.join(differing)}")
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

@@ -22,7 +22,7 @@ from suptickets.network import SparseNetwork
 from suptickets.rates import Rates
 from suptickets.saved import check_saved, keys, load, sparse_weights
 from suptickets.schedules import cycle_of
-from suptickets.superpose import Superposition
+from suptickets.superpose import Superposition, refuse_other
 
 
 def epochs_to_steps(epochs: float, loader: Sized | int) -> int:
@@ -118,11 +118,11 @@ class SupTickets:
 
     def _check(self) -> None:
         network, method = self.network, self.network.method
-        steps, left = self.cycles * self.cycle_steps, self.total_steps - network.step
+        steps, left = self.cycles * self.cycle_steps, max(self.total_steps - network.step, 0)
         if steps > left:
             raise SparsityError(
                 f"{self.cycles} cycles of {self.cycle_steps} steps do not fit into the {left} steps left: "
-                f"at most {max(left // self.cycle_steps, 0)} do"
+                f"at most {left // self.cycle_steps} do"
                 + (" (from a checkpoint: build SupTickets, then load it)" if network.step else "")
             )
         norms = batch_norms(network.model)
@@ -350,7 +350,9 @@ class SupTickets:
             raise SparsityError("this is not the state of SupTickets: save tickets.state_dict()")
         try:
             self._load(state)
-        except (AttributeError, KeyError, TypeError) as error:
+        except SparsityError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SparsityError(f"the state of SupTickets is damaged: {reason(error)}") from error
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -361,10 +363,14 @@ class SupTickets:
         now = self._taken()
         collected, explored = list(state["collected"]), list(state["explored"])
         kept = [Ticket.unpack(ticket).to(now.device) for ticket in state["kept"]]
+        shares = None if state["proportions"] is None else [float(share) for share in state["proportions"]]
+        step = whole("step", state["step"], 0) if "step" in state else None
+        for ticket in kept:
+            refuse_other(ticket, now)
         self.superposition.load_state_dict(state, len(collected), now)
         self.collected, self.explored, self._kept = collected, explored, kept
-        self._rates.load(state["proportions"])
-        self._loaded_at = state.get("step")
+        self._rates.load(shares)
+        self._rate, self._loaded_at = None, step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a model that holds this and its network has None in place of both."""
