@@ -84,6 +84,7 @@ SOMETHING = [
     "--booster distillation --criteria magnitude:random",
     "--booster free-tickets --method dense --explore-at end",  # which it asks for itself
     "--booster swa --method dense --explore-rate 0 --explore-at start",
+    "--method granet --sparsity 0.9 --initial-sparsity 0.95",  # it begins at 0.9 then, not at the usual 0.5
 ]
 
 

@@ -152,6 +152,30 @@ def test_a_request_to_stop_before_the_training_ends_it_in_a_line(tmp_path, monke
     assert (process.returncode, out, err) == (1, "", "suptickets: stopped\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_model_that_takes_long_to_build_can_be_interrupted(tmp_path, monkeypatch, number, seeds) -> None:
+    slow = "import time\ndef net(classes):\n    print('here')\n    time.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(slow)
+    monkeypatch.chdir(tmp_path)
+    options = ("--seeds", seeds, "--jobs", 1, "--out", tmp_path / "run", "--json")
+    process = started("train", "--model", "slow:net", *options)
+    while process.stderr.readline() != "here\n":
+        assert process.poll() is None
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (1, "", "suptickets: stopped\n")
+
+
+def test_an_interrupt_that_a_library_takes_for_its_own_error_is_one(tmp_path) -> None:
+    code = "import os, signal\nfrom suptickets import cli\nfrom suptickets.errors import SparsityError\n"
+    code += "def fail(_):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        signal.pause()\n"
+    code += "    except KeyboardInterrupt:\n        raise SparsityError('a damaged file') from None\n"
+    code += "cli.COMMANDS['list'] = fail\ncli.program()\n"
+    process = subprocess.run([sys.executable, "-c", code, "list", "models"], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (1, "suptickets: stopped\n")
+
+
 @pytest.mark.parametrize(("rank", "told"), [("0", "suptickets: look\n"), ("1", "")])
 def test_the_first_process_alone_gives_warnings(rank: str, told: str) -> None:
     code = "import warnings\nfrom suptickets import cli\n"

@@ -121,7 +121,9 @@ def test_a_request_to_stop_reaches_all_and_the_same_command_goes_on(tmp_path: Pa
 
 def test_stopped_runs_are_told_once(monkeypatch) -> None:
     told: list[int] = []
-    process = SimpleNamespace(poll=lambda: 1 if told else None, returncode=1, send_signal=told.append)
+    process = SimpleNamespace(
+        poll=lambda: 1 if told else None, returncode=1, terminate=lambda: told.append(15)
+    )
 
     def start(*_: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +45,58 @@ def test_what_only_one_process_meets_is_said_once(tmp_path: Path) -> None:
 def test_what_all_meet_is_said_once(tmp_path: Path) -> None:
     done = together("train", "--batch-size", 4, "--booster", "none", "--model", "none", "--out", tmp_path)
     assert done.returncode == 1 and done.stderr.count("suptickets: unknown model 'none'") == 1
+
+
+def on_two_machines(folder: Path, *arguments: object, stop_at: str = "") -> list[tuple[int, str]]:
+    """One process on each; they share no folder. Asked to stop when the first has said `stop_at`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in (0, 1):
+        (folder / str(rank)).mkdir(exist_ok=True)
+        nodes = ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1"]
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        command = [sys.executable, "-m", "torch.distributed.run", *nodes, *where]
+        started.append(
+            subprocess.Popen(
+                [*command, "-m", "suptickets", *map(str, arguments)],
+                cwd=folder / str(rank),
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = ""
+    while stop_at and stop_at not in said:
+        said += started[0].stderr.readline()  # type: ignore[union-attr]
+        assert started[0].poll() is None, said
+    for process in started if stop_at else ():
+        process.send_signal(signal.SIGTERM)
+    errors = [process.communicate(timeout=100)[1] for process in started]
+    return [(process.returncode, err) for process, err in zip(started, errors, strict=True)]
+
+
+def test_a_student_on_several_machines_learns_from_teachers_that_only_the_first_has(tmp_path: Path) -> None:
+    short = ("--model", "mlp", "--epochs", 3, "--cycles", 2, "--cycle-epochs", 1, "--interval", 3)
+    done = on_two_machines(tmp_path, "train", *short, "--booster", "distillation", "--out", "run")
+    assert [code for code, _ in done] == [0, 0], done
+    assert (tmp_path / "0" / "run" / "summary.json").exists() and not (tmp_path / "1" / "run").exists()
+    summary = json.loads((tmp_path / "0" / "run" / "summary.json").read_text())
+    assert summary["command"].startswith("torchrun --nnodes 2 --nproc-per-node 1 -m suptickets train ")
+
+
+def test_a_run_on_several_machines_goes_on_from_what_the_first_has(tmp_path: Path) -> None:
+    options = ("--model", "mlp", "--booster", "none", "--epochs", 200, "--interval", 10, "--out", "run")
+    stopped = on_two_machines(tmp_path, "train", *options, stop_at="epoch 10/")
+    goes_on = "torchrun --nnodes 2 --nproc-per-node 1 -m suptickets train --resume run goes on"
+    assert goes_on in stopped[0][1]
+    done = on_two_machines(tmp_path, "train", "--resume", "run")
+    assert [code for code, _ in done] == [0, 0], done
+    missing = on_two_machines(tmp_path, "train", "--resume", "none")
+    assert all(code for code, _ in missing)
+    assert sum(err.count("suptickets: none holds no run to resume") for _, err in missing) == 1
 
 
 def test_alone_one_says_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

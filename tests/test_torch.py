@@ -661,6 +661,60 @@ def test_a_copy_has_no_tie_to_the_network(duplicate: Any) -> None:
     assert twin[1].weight_connections.gradient is None
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("method", ["rigl", "snfs", "granet"])
+def test_what_is_done_in_inference_mode_can_be_trained_on(method: str, layout: torch.memory_format) -> None:
+    """Moves that change nothing, and "restore the best", within an evaluation."""
+    model, optimizer, network = sparse(method, convnet().to(memory_format=layout))
+    first, early = copy.deepcopy(model.state_dict()), copy.deepcopy(network.state_dict())
+    train(model, optimizer, 5)
+    with torch.inference_mode():
+        model.to("cpu")
+        model(batch(0)[0])
+    train(model, optimizer, 2)
+    with torch.inference_mode():
+        model.load_state_dict(first)
+    train(model, optimizer, 2)
+    with torch.inference_mode():
+        network.load_state_dict(early)
+    train(model, optimizer, 5)
+    network.check()
+
+
+def test_a_network_can_be_made_in_inference_mode() -> None:
+    def backward(network: nn.Module) -> None:
+        x, y = batch(0)
+        F.cross_entropy(network(x), y).backward()
+
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    with torch.inference_mode():
+        network = st.sparsify(model, st.SNIP(0.8, backward=backward), optimizer)
+    train(model, optimizer, 3)
+    network.check()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_shared_memory_has_values_and_positions(layout: torch.memory_format) -> None:
+    model, _, network = sparse("rigl", convnet().to(memory_format=layout))
+    model.share_memory()
+    assert all(w.values.is_shared() and w.positions.is_shared() for w in network.weights.values())
+
+
+def test_a_copy_of_the_dense_view_is_a_plain_tensor() -> None:
+    model, _, _ = sparse("rigl")
+    twin = copy.deepcopy(model[1].weight)
+    assert type(twin) is torch.Tensor and torch.equal(twin, model[1].weight.detach())
+
+
+def test_whole_numbers_among_the_parameters_are_no_weights() -> None:
+    model = mlp()
+    model.register_parameter("table", nn.Parameter(torch.ones(5, 5, dtype=torch.int64), requires_grad=False))
+    with pytest.raises(st.SparsityError, match="include name"):
+        st.sparsify(model, st.RigL(0.5), include="table")
+    assert "table" not in st.sparsify(model, st.RigL(0.5), include="*").weights
+
+
 class Scaled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * x

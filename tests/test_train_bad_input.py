@@ -145,7 +145,8 @@ VALUES = [
     ("--workers -1", "--workers must be at least 0"),
     ("--cycle-epochs 0", "cycle"),
     ("--lr-low 1", "--lr-low 1 is above --lr-high 0.05"),
-    ("--method granet --initial-sparsity 0.95", "--initial-sparsity does nothing, for GraNet begins"),
+    ("--epochs 5 --cycles 3 --cycle-epochs 1.66 --batch-size 500", "use at least 6 epochs"),
+    ("--epochs 1 --cycles 1 --cycle-epochs 0.9 --batch-size 479", "use at least 2 epochs"),
     ("--method granet --epochs 9", "at least 15 --epochs"),
     ("--method gmp --epochs 5 --booster none", "at least 9 --epochs"),
     ("--device cuda", "use --device cpu"),
@@ -708,3 +709,16 @@ def test_a_file_is_not_exported_to_itself(capsys, tmp_path: Path) -> None:
     run = trained(tmp_path, capsys)
     line = fails(capsys, "export", run, "--format", "dense", "--out", run / "ticket.safetensors")
     assert "is the file to be exported: choose another --out" in line
+
+
+def test_a_model_with_state_that_cannot_be_saved_is_refused_before_it_is_trained(
+    capsys, tmp_path: Path, monkeypatch
+) -> None:
+    code = "from torch import nn\nclass Net(nn.Sequential):\n"
+    code += "    def get_extra_state(self):\n        return {'n': 3}\n"
+    code += "    def set_extra_state(self, state):\n        pass\n"
+    code += "def net(classes):\n    return Net(nn.Flatten(), nn.Linear(64, classes))\n"
+    (tmp_path / "stateful.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    line = fails(capsys, "train", "--model", "stateful:net", "--out", tmp_path / "run")
+    assert "_extra_state, which is no tensor" in line and not (tmp_path / "run").exists()

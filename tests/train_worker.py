@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 DIE = "SUPTICKETS_TEST_DIE"  # "rank:step:signal", the step counted in this process; -step: tested after it
@@ -37,12 +39,19 @@ class Dying(nn.Module):
         return x
 
 
+class Noisy(nn.Module):
+    """Draws from Python's generator and from NumPy's, while it trains."""
+
+    def forward(self, x):
+        return x * (0.9 + 0.1 * random.random() + 0.01 * np.random.randn()) if self.training else x
+
+
 def dying(classes: int, channels: int, size: int, width: float = 1.0) -> nn.Module:
-    """With dropout, so that the global generator matters."""
+    """With dropout and other noise, so that the global generators matter."""
     hidden = round(24 * width)
     convolution = nn.Conv2d(channels, hidden, 3, padding=1)
     first = (Dying(), convolution, nn.BatchNorm2d(hidden), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    return nn.Sequential(*first, nn.Dropout(0.2), nn.Linear(4 * hidden, classes))
+    return nn.Sequential(*first, nn.Dropout(0.2), Noisy(), nn.Linear(4 * hidden, classes))
 
 
 class Idle(nn.Module):

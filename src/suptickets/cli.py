@@ -31,7 +31,7 @@ from suptickets.training.evaluate import evaluate
 from suptickets.training.export import export
 from suptickets.training.folder import RunFolder, TrainingError, to_json
 from suptickets.training.price import price
-from suptickets.training.processes import deserted, disconnect, is_main, leave, speaks
+from suptickets.training.processes import deserted, disconnect, first_alone, is_main, leave, speaks
 from suptickets.training.progress import print_plain
 from suptickets.training.settings import Settings, resolve
 from suptickets.training.shown import result_table, show, show_evaluation, show_flops
@@ -41,21 +41,16 @@ from suptickets.training.verdict import SUPERPOSING, verdict
 
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {f.name: getattr(arguments, f.name) for f in fields(Settings) if hasattr(arguments, f.name)}
-    config, out, old = arguments.config, arguments.out, None
+    config, out = arguments.config, arguments.out
     if arguments.resume is not None:
         if config or arguments.seeds != 1 or (arguments.resume and out):
             raise SparsityError(
                 "--resume takes the settings from its folder: leave out --config, --out, --seeds"
             )
         out = arguments.resume or out or default_folder(resolve(given))
-        folder = RunFolder(out)
-        old = folder.settings()
-        if old is None:
-            raise SparsityError(f"{out} holds no run to resume: it has no config.json")
-        config = folder.config
-    settings, moved = resolve(given, config), old is not None and "data_dir" in given
-    if old is not None and not moved:
-        settings = replace(settings, data_dir=old.data_dir)  # as saved, whatever the working directory is
+        settings = first_alone(given.get("device", "auto"), lambda: _resumed(RunFolder(out), given))
+    else:
+        settings = resolve(given, config)
     if arguments.seeds < 1:
         raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")
     if arguments.jobs is not None and arguments.jobs < 1:
@@ -63,6 +58,7 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.seeds > 1:
         result = train_seeds(settings, arguments.seeds, out, force=arguments.force, jobs=arguments.jobs)
     else:
+        moved = arguments.resume is not None and "data_dir" in given
         result = train(settings, out, force=arguments.force, moved=moved)
     for summary in result.get("runs", [result]) if is_main() else ():
         write_run_page(Path(summary["run"]))
@@ -70,6 +66,17 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         if worse is not None:
             print_plain(f"{summary['run']}: {worse}" if arguments.seeds > 1 else worse)
     return result
+
+
+def _resumed(folder: RunFolder, given: dict[str, Any]) -> Settings:
+    """The settings of the run in a folder, with those that are given anew."""
+    old = folder.settings()
+    if old is None:
+        raise SparsityError(f"{folder.path} holds no run to resume: it has no config.json")
+    settings = resolve(given, folder.config)
+    if "data_dir" in given:
+        return settings
+    return replace(settings, data_dir=old.data_dir)  # as saved, whatever the working directory is
 
 
 def _worse(summary: dict[str, Any]) -> str | None:
@@ -195,6 +202,7 @@ SHOWN: dict[str, Any] = {
 }
 
 WIDTH = 160  # of the output, where there is no terminal
+_interrupts: list[int] = []  # signals that ended the program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,12 +226,25 @@ def program() -> NoReturn:
         warnings.simplefilter("ignore", RuntimeWarning)  # the first process gives them
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # of several, one may wait for another without end
         signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if it is to be ignored
+            signal.signal(signal.SIGINT, _interrupt)
     leave(main())
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(number: int, _: object) -> None:
     """SIGTERM ends the program as Ctrl-C does, where nothing that is more careful waits for either."""
+    _interrupts.append(number)
     raise KeyboardInterrupt
+
+
+def _result(parsed: argparse.Namespace) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = COMMANDS[parsed.command](parsed)
+    except Exception as error:
+        if _interrupts:  # which a library has taken for an error of its own
+            raise KeyboardInterrupt from error
+        raise
+    return result
 
 
 def _write(text: str) -> int:
@@ -243,7 +264,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         parsed = parser().parse_args(arguments)
         with contextlib.redirect_stdout(sys.stderr if parsed.json else sys.stdout):  # a model may print
-            result = COMMANDS[parsed.command](parsed)
+            result = _result(parsed)
     except (SparsityError, TrainingError, KeyboardInterrupt) as error:
         message = " ".join(str(error).splitlines()) or "stopped"
         alone = isinstance(error, SparsityError)  # the others stop all processes for one reason

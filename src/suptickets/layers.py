@@ -171,7 +171,9 @@ def _candidates(model: nn.Module) -> list[Candidate]:
         for attribute, parameter in module._parameters.items():
             if isinstance(parameter, UninitializedParameter):
                 raise SparsityError(f"{prefix} has no shape yet: run one batch through the model first")
-            if parameter is not None and parameter.dim() >= 2 and parameter.numel() > 0:
+            if parameter is None or not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            if parameter.dim() >= 2 and parameter.numel() > 0:
                 candidate = found.setdefault(id(parameter), Candidate())
                 candidate.owners.append((module, attribute))
                 candidate.names.append((prefix, attribute))

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from suptickets.booster import Booster
 from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
-from suptickets.errors import SparsityError, fraction
+from suptickets.errors import SparsityError, fraction, whole
 from suptickets.layers import Layer
 from suptickets.optimizer_state import OptimizerState, told_unattached
 from suptickets.plain import Link, densified
@@ -172,6 +172,7 @@ class SparseNetwork:
         Layers that are frozen or kept dense keep their connections.
         """
         criterion, changing = prune_criterion(by), self.changing
+        total, at_least = whole("total", total, 0), whole("at_least", at_least, 0)
         total -= sum(weight.nonzero for name, weight in self.weights.items() if name not in changing)
         if total < at_least * len(changing) or not changing:
             raise SparsityError("layers that are frozen or kept dense leave no connections for the others")
@@ -332,6 +333,7 @@ class SparseNetwork:
             "method": {"name": self.method.name, "state": self.method.state_dict(self)},
         }
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict()`; other counts are fine: values are resized, optimizer state starts anew.
 

@@ -52,7 +52,8 @@ def sparsify(
             setattr(method, name, copy.copy(value))
     seed = torch.initial_seed() if seed is None else whole("seed", seed, 0) % 2**63
     generator = torch.Generator().manual_seed(seed)
-    with ExitStack() as undo:  # if anything is refused from here on, the model is given back as it was
+    # if anything is refused from here on, the model is given back as it was; what is made here is trained
+    with ExitStack() as undo, torch.inference_mode(False):
         layers: dict[str, Layer] = {
             c.name: _store(c, optimizer, undo) if method.sparse else DenseLayer(c) for c in chosen
         }

@@ -61,7 +61,7 @@ class DenseView(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A copy is a plain tensor."""
         with torch._C.DisableTorchFunctionSubclass():
-            return copy.deepcopy(self.as_subclass(Tensor), memo)
+            return copy.deepcopy(self.detach().as_subclass(Tensor), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as the plain tensor that it is."""

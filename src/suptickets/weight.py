@@ -166,6 +166,7 @@ class SparseWeight(nn.Module):
         """Let the connections at the sorted `rows` live, with these `values`."""
         self.place(values, self.addresses(rows))
 
+    @torch.inference_mode(False)  # what is made here is trained
     @torch.no_grad()
     def place(self, values: Tensor, positions: Tensor) -> None:
         """Let the connections at `positions`, in the order of their rows, live with these `values`.
@@ -212,10 +213,14 @@ class SparseWeight(nn.Module):
             self.positions = positions.to(self.positions.device)
         probe = torch.empty([2] * len(self.shape), dtype=self.values.dtype, device=self.positions.device)
         order = memory_order(fn(probe.permute(self._inverse)))
-        rows, momentum = self.rows(), None if self.momentum is None else self.unflatten(fn(self.momentum))
+        momentum = None if self.momentum is None else fn(self.momentum)
+        if order == self.order:
+            self.momentum = momentum
+            return self
+        rows, dense = self.rows(), None if momentum is None else self.unflatten(momentum)
         self.order = order
         self.positions = self.addresses(rows).to(self.positions.dtype)
-        self.momentum = None if momentum is None else self.flatten(momentum)
+        self.momentum = None if dense is None else self.flatten(dense)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SparseWeight:
@@ -242,6 +247,8 @@ class SparseWeight(nn.Module):
             self.positions.copy_(self.addresses(rows.to(self.positions.device)))
         self.touched()
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def accept(self, values: Tensor | None, rows: Tensor | None) -> str | None:
         """Make room for saved `values` at saved `rows`; says what is wrong with them, if anything is."""
         problem = self.problem(values, rows)
@@ -250,8 +257,7 @@ class SparseWeight(nn.Module):
         self.moved |= len(rows) != self.nonzero or not torch.equal(rows.to(self.rows()), self.rows())
         if len(values) != self.nonzero:
             parameter = self.values
-            with torch.no_grad():
-                parameter.set_(parameter.new_zeros(values.shape))  # type: ignore[call-overload]
+            parameter.set_(parameter.new_zeros(values.shape))  # type: ignore[call-overload]
             self.positions = self.positions.new_zeros(len(values))
         return None
 

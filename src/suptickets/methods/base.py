@@ -43,6 +43,9 @@ class Method:
         """Refuse impossible settings."""
         self.sparsity = fraction("sparsity", self.sparsity)
         choice("distribution", self.distribution, DISTRIBUTIONS)
+        for name in ("dense_first", "dense_last"):
+            if not isinstance(getattr(self, name), bool):
+                raise SparsityError(f"{name} must be True or False, not {getattr(self, name)!r}")
 
     @property
     def initial(self) -> float:

@@ -106,8 +106,6 @@ def idle(s: Settings) -> dict[str, str]:
         found["keep_tickets"] = f"--booster {s.booster} {why}: leave it out, or use --booster sup-tickets"
     if s.method == "dsr":
         found["rate"] = "--method dsr adapts how much it prunes: leave it out"
-    if s.method == "granet" and s.initial_sparsity > s.sparsity:
-        found["initial_sparsity"] = f"GraNet begins at --sparsity {s.sparsity:g} at most: leave it out"
     why_not = _explores_not(s)
     if why_not is not None and s.criteria:
         found["criteria"] = why_not

@@ -24,7 +24,7 @@ from suptickets.methods import GMP, METHODS, SNIP, Dense, Dynamic, GraNet, Metho
 from suptickets.models import MODELS, build_model
 from suptickets.network import SparseNetwork
 from suptickets.plain import densified
-from suptickets.randomness import fork_random
+from suptickets.randomness import fork_random, seed_all
 from suptickets.schedules import Schedule, step_drops
 from suptickets.tickets import epochs_to_steps
 from suptickets.training.settings import Settings
@@ -48,7 +48,7 @@ def compiles(settings: Settings, device: torch.device) -> bool:
 
 def model(settings: Settings, data: Data) -> nn.Module:
     """The dense network, initialised from the seed, with heads or members if the booster asks for them."""
-    torch.manual_seed(settings.seed)
+    seed_all(settings.seed)
     if settings.booster == "tree-net":
         return TreeNet([_network(settings, data) for _ in range(settings.members)])
     network = _network(settings, data)
@@ -124,6 +124,12 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
     """Refuse a model that does not accept the images, or does not give a logit for each class."""
     if not any(True for _ in model.parameters()):
         raise SparsityError("the model has no parameters: there is nothing to train")
+    strange = [key for key, value in model.state_dict().items() if not isinstance(value, Tensor)]
+    if strange:
+        raise SparsityError(
+            f"the model's state has {', '.join(strange)}, which is no tensor, and could not be saved: let "
+            "get_extra_state return a tensor, or leave it out"
+        )
     example = torch.zeros(2, *data.shape, dtype=dtype, device=next(model.parameters()).device)
     training = model.training
     try:
@@ -289,8 +295,17 @@ def optimizer(settings: Settings, network: nn.Module) -> torch.optim.Optimizer:
 
 def normal(settings: Settings, steps: int) -> int:
     """The number of steps of the normal phase; without cycles, all of them."""
-    cycles = settings.cycles * epochs_to_steps(settings.cycle_epochs, steps) if settings.cyclic else 0
-    return settings.epochs * steps - cycles
+    if not settings.cyclic:
+        return settings.epochs * steps
+    length = epochs_to_steps(settings.cycle_epochs, steps)
+    left = settings.epochs * steps - settings.cycles * length
+    if left < 1:
+        few = f"{settings.epochs} epochs of {steps} steps are too few"
+        raise SparsityError(
+            f"{few} for {settings.cycles} cycles of {length}: use at least "
+            f"{settings.cycles * length // steps + 1} epochs, fewer cycles, or --booster none"
+        )
+    return left
 
 
 def drop_epochs(settings: Settings, epochs: float) -> list[int]:

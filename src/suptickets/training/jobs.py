@@ -87,7 +87,7 @@ def run_together(commands: Mapping[str, Sequence[str]], jobs: int, device: str =
             if stop and not told:
                 told = True
                 for _, (process, _) in running.values():
-                    process.send_signal(stop[0])
+                    process.terminate()  # Ctrl-C while Python starts would end in a traceback
             for slot in [slot for slot, (_, (process, _)) in running.items() if process.poll() is not None]:
                 name, (process, messages) = running.pop(slot)
                 messages.join()

@@ -17,6 +17,7 @@ from suptickets.baselines import Members
 from suptickets.data import Data
 from suptickets.errors import SparsityError, reason
 from suptickets.measure.predictions import Scores, Tally
+from suptickets.randomness import python_state, set_python_state
 from suptickets.training import build, teaching
 from suptickets.training.evaluate import TEST_BATCH
 from suptickets.training.fast import FastStep
@@ -46,7 +47,7 @@ class Trainer(Parts):
             self.tickets.told = self._score_ticket
         self.teaching = 0.0  # what teachers cost, as a share of the dense training
         if settings.teachers:
-            self._learn_from(teaching.given(settings), 0.0)
+            self._learn_from(teaching.given(settings, processes), 0.0)
         self.start: Scores | None = None
         self.before_pruning: Scores | None = None  # scores of a network that is pruned before the cycles
         if isinstance(self.network.method, build.PrunedOnce):
@@ -250,6 +251,7 @@ class Trainer(Parts):
             "scores": [scores.as_dict() for scores in self.scores],
             "meter": p.gather(self.meter.values()),
             "rng": p.gather(torch.get_rng_state()),
+            "python_rng": p.gather(python_state()),
             "cuda_rng": p.gather(torch.cuda.get_rng_state()) if self.on_gpu else None,
         }
 
@@ -281,6 +283,8 @@ class Trainer(Parts):
             seen = torch.stack(meters)
             self.meter.load(torch.cat([seen[:, :2].sum(0) * (rank == 0), seen[:1, 2]]))
         torch.set_rng_state(state["rng"][rank % len(meters)])
+        if "python_rng" in state:  # checkpoints of older versions have none
+            set_python_state(state["python_rng"][rank % len(meters)])
         if state["cuda_rng"] is not None and self.on_gpu:
             torch.cuda.set_rng_state(state["cuda_rng"][rank % len(meters)])
 

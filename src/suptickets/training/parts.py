@@ -18,6 +18,7 @@ from suptickets.errors import SparsityError
 from suptickets.measure.cost import TrainingCost
 from suptickets.measure.explored import Explored
 from suptickets.measure.flops import flops
+from suptickets.randomness import seed_all
 from suptickets.sparsify import sparsify
 from suptickets.tickets import SupTickets, epochs_to_steps
 from suptickets.training import build
@@ -79,8 +80,8 @@ class Parts:
         self.seed()
 
     def seed(self) -> None:
-        """Seed what dropout and the like draw from."""
-        torch.manual_seed(stable_seed(self.settings.seed, self.processes.rank))
+        """Seed what dropout and the like draw from, and what a user's own model may."""
+        seed_all(stable_seed(self.settings.seed, self.processes.rank))
 
     def _tickets(self) -> ScoredTickets | None:
         s = self.settings

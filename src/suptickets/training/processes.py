@@ -38,8 +38,11 @@ class Processes:
     @property
     def program(self) -> str:
         """The beginning of a command line that starts as many processes."""
-        local = os.environ.get("LOCAL_WORLD_SIZE", self.world)
-        return "suptickets" if self.world == 1 else f"torchrun --nproc-per-node {local} -m suptickets"
+        if self.world == 1:
+            return "suptickets"
+        machines, here = (os.environ.get(f"{name}_WORLD_SIZE") for name in ("GROUP", "LOCAL"))
+        several = f"--nnodes {machines} " if machines not in (None, "1") else ""
+        return f"torchrun {several}--nproc-per-node {here or self.world} -m suptickets"
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Add tensors up over all processes, in place."""
@@ -92,6 +95,11 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def first_alone(device: str, action: Callable[[], T]) -> T:
+    """What the first process does before there is a run; the others may have no such files."""
+    return connect(device).first(action) if int(os.environ.get("WORLD_SIZE", 1)) > 1 else action()
+
+
 def connect(device: str = "auto") -> Processes:
     """Join the process group that torchrun prepared (nccl on GPUs, gloo elsewhere), or be alone."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -108,9 +116,12 @@ def disconnect() -> None:
 
 
 def speaks(message: str) -> bool:
-    """Whether this process should print the message: it is alone, or the first that has to."""
+    """Whether this process should print the message: it is alone, or the first that has to.
+
+    Processes that are not connected may be on several machines: the first on each prints it.
+    """
     if not (dist.is_available() and dist.is_initialized()):
-        return is_main()
+        return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
     try:
         said: int = dist.distributed_c10d._get_default_store().add(f"said: {message}", 1)
     except RuntimeError:

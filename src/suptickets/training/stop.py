@@ -16,6 +16,7 @@ class Interrupted(TrainingError):
 
 
 _asked: list[list[int]] = []  # the list of the outermost `asked_to_stop`, which those within share
+_unanswered: list[int] = []  # signals that came when there was nothing left to stop
 
 
 @contextlib.contextmanager
@@ -35,7 +36,15 @@ def asked_to_stop() -> Iterator[list[int]]:
     _asked.append(asked)
     try:
         yield asked
+        _unanswered.extend(asked)
     finally:
         _asked.remove(asked)
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+def unanswered() -> int:
+    """How many requests to stop came since the last call while a run was being finished."""
+    count = len(_unanswered)
+    _unanswered.clear()
+    return count

@@ -12,6 +12,7 @@ from suptickets.errors import SparsityError
 from suptickets.measure.flops import flops
 from suptickets.training import build, saved
 from suptickets.training.folder import RunFolder
+from suptickets.training.processes import Processes
 from suptickets.training.progress import Progress
 from suptickets.training.saved import Saved
 from suptickets.training.settings import Settings
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from suptickets.training.loop import Trainer
 
 
-def given(settings: Settings) -> list[Saved]:
+def given(settings: Settings, processes: Processes) -> list[Saved]:
     """The teachers that the settings name: single tickets of runs, final networks of runs without, files."""
-    return _found(settings, [Path(path) for path in settings.teachers])
+    return processes.first(lambda: _found(settings, [Path(path) for path in settings.teachers]))
 
 
 def trained(trainer: Trainer, folder: RunFolder, progress: Progress) -> tuple[list[Saved], float]:
@@ -40,16 +41,16 @@ def trained(trainer: Trainer, folder: RunFolder, progress: Progress) -> tuple[li
         progress.say(f"the teachers first, in {own.path}")
         first(lambda: own.begin(settings))
         again = f"{trainer.processes.program} train --resume {folder.path} goes on"
+        teacher = type(trainer)(settings, trainer.data, trainer.processes)
         with asked_to_stop() as stop:
             try:
-                teacher = type(trainer)(settings, trainer.data, trainer.processes)
                 done = teacher.run(own, progress, lambda _: None)
             except Interrupted as error:
                 raise Interrupted(f"stopped while the teachers were trained: {again}") from error
             if trainer.processes.most(len(stop)):
                 raise Interrupted(f"stopped when the teachers were trained: {again}")
         progress.say("now the student")
-    return _found(trainer.settings, [own.path]), float(done["train_flops_ratio"])
+    return first(lambda: _found(trainer.settings, [own.path])), float(done["train_flops_ratio"])
 
 
 def distillation(trainer: Trainer, teachers: list[Saved]) -> tuple[Distillation, float]:

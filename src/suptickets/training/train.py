@@ -26,7 +26,7 @@ from suptickets.training.loop import Trainer
 from suptickets.training.processes import Processes, connect, is_main
 from suptickets.training.progress import Progress, print_plain
 from suptickets.training.settings import Settings
-from suptickets.training.stop import Interrupted, asked_to_stop
+from suptickets.training.stop import Interrupted, unanswered
 
 AT_A_TIME = 3  # runs on one GPU: a small network does not fill it (`suptickets bench together`)
 
@@ -136,19 +136,19 @@ def train_seeds(
         _at_a_time(each, folders, jobs, force=force)
         force = False  # what has just been done is only read
     runs, failed = list[dict[str, Any]](), list[str]()
-    with asked_to_stop() as stop:
-        for one, folder in zip(each, folders, strict=True):
-            if connect(one.device).most(len(stop)):  # while the last one was scored or written
-                raise Interrupted(f"stopped before seed {one.seed}: the same command goes on")
-            try:
-                done = RunFolder(folder).look(one, force=False) if together else None  # `train` would say so
-                runs.append(done or train(one, folder, force=force))
-            except Interrupted:
-                raise
-            except TrainingError as error:
-                failed.append(f"seed {one.seed}")
-                if is_main():
-                    print_plain(f"seed {one.seed}: {error}")
+    unanswered()  # from before
+    for one, folder in zip(each, folders, strict=True):
+        if connect(one.device).most(unanswered()):
+            raise Interrupted(f"stopped before seed {one.seed}: the same command goes on")
+        try:
+            done = RunFolder(folder).look(one, force=False) if together else None  # `train` would say so
+            runs.append(done or train(one, folder, force=force))
+        except Interrupted:
+            raise
+        except TrainingError as error:
+            failed.append(f"seed {one.seed}")
+            if is_main():
+                print_plain(f"seed {one.seed}: {error}")
     refuse(failed, seeds)
     scores = {key: [float(run[key]) for run in runs] for key in SCORES}
     return {
@@ -167,6 +167,6 @@ def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, 
         for settings, folder in zip(each, folders, strict=True):
             config = Path(temporary) / f"{settings.seed}.json"
             config.write_text(json.dumps(settings.as_dict()))
-            arguments = ["train", "--config", str(config), "--out", str(folder), "--json"]
+            arguments = ["train", "--config", str(config), "--out", str(folder)]
             commands[f"seed {settings.seed}"] = arguments + (["--force"] if force else [])
         run_together(commands, jobs, each[0].device)
