@@ -88,7 +88,7 @@ def test_a_student_on_several_machines_learns_from_teachers_that_only_the_first_
 
 
 def test_a_run_on_several_machines_goes_on_from_what_the_first_has(tmp_path: Path) -> None:
-    options = ("--model", "mlp", "--booster", "none", "--epochs", 200, "--interval", 10, "--out", "run")
+    options = ("--model", "mlp", "--booster", "none", "--epochs", 40, "--interval", 10, "--out", "run")
     stopped = on_two_machines(tmp_path, "train", *options, stop_at="epoch 10/")
     goes_on = "torchrun --nnodes 2 --nproc-per-node 1 -m suptickets train --resume run goes on"
     assert goes_on in stopped[0][1]
