@@ -328,6 +328,32 @@ def test_new_connections_start_as_the_optimizer_starts_not_as_it_goes_on(way, ea
     assert all(state[row] < 1 for row in state if row in before)
 
 
+class Scaled(torch.optim.SGD):
+    """Its state is memory first, and numbers only then."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if "scale" not in state:
+                state["scale"] = torch.empty_like(parameter)
+                state["count"] = torch.empty_like(parameter, dtype=torch.int32)
+                state["scale"].fill_(0.25)
+                state["count"].fill_(7)
+            parameter.data.sub_(state["scale"] * parameter.grad)
+
+
+def test_memory_without_numbers_is_no_initial_state():
+    model = mlp()
+    optimizer = Scaled(model.parameters(), lr=0.1)
+    network = st.sparsify(model, st.SET(0.5, interval=2), optimizer, seed=0)
+    for batch in batches((6,), 4, 8):
+        train_step(model, optimizer, batch)
+    for weight in network.weights.values():
+        state = optimizer.state[weight.values]
+        assert state["scale"].unique().tolist() == [0.25] and state["count"].unique().tolist() == [7]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_new_rprop_connections_start_at_the_rate_of_now():
     model = mlp()
     optimizer = torch.optim.Rprop(model.parameters(), 0.001)

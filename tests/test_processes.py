@@ -168,3 +168,18 @@ def test_a_damaged_summary_without_a_checkpoint_is_no_reason_to_train_again(
     capsys.readouterr()
     assert main(short) == 2 and "start over with --force" in capsys.readouterr().err
     assert folder.ticket.read_bytes() == ticket
+
+
+def test_a_gpu_for_each_process_is_asked_for_only_by_runs_that_need_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    short = ["--model", "mlp", "--booster", "none", "--epochs", "1"]
+    assert main(["train", *short, "--device", "cpu", "--out", str(run)]) == 0
+    command = [*TORCHRUN, TESTS / "one_gpu.py", "train"]
+    for arguments, status, said in (
+        (["--resume", run], 0, f"{run} is done already"),
+        ([*short, "--device", "cuda"], 1, "there is no device cuda number 1 here (1 GPUs)"),
+    ):
+        done = subprocess.run(
+            [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == status and done.stderr.count(said) == 1, done.stderr

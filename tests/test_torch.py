@@ -678,6 +678,10 @@ def test_what_is_done_in_inference_mode_can_be_trained_on(method: str, layout: t
     with torch.inference_mode():
         network.load_state_dict(early)
     train(model, optimizer, 5)
+    with torch.inference_mode():
+        network.prune({name: weight.nonzero - 1 for name, weight in network.weights.items()})
+        network.grow({name: weight.nonzero + 1 for name, weight in network.weights.items()}, "random")
+    train(model, optimizer, 5)
     network.check()
 
 

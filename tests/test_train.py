@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from make_data import cifar_folder
@@ -482,3 +484,17 @@ def test_the_rate_drops_after_the_fraction_as_it_is_written(fraction, epochs, dr
 def test_lenet5_learns_though_it_is_sparse(capsys, tmp_path: Path) -> None:
     options = ("--model", "lenet5", "--sparsity", 0.9, "--booster", "none", "--epochs", 8, "--interval", 20)
     assert run(capsys, "train", *options, "--out", tmp_path / "r")["accuracy"] > 0.5
+
+
+def test_a_search_around_trainings_draws_on(tmp_path: Path) -> None:
+    """Whatever a run seeds, it seeds for itself."""
+
+    def drawn() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = [drawn(), drawn()]
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    found = [drawn()]
+    training.train(resolve({"model": "mlp", "epochs": 1, "booster": "none"}), tmp_path / "run")
+    assert [*found, drawn()] == expected

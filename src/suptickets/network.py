@@ -136,6 +136,7 @@ class SparseNetwork:
         living = {name: self.weights[name].nonzero if name in self.weights else 0 for name in known}
         return self.rewire(living, counts, grow=by)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def rewire(
         self,

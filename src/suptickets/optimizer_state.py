@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -165,12 +166,38 @@ class OptimizerState:
         first = dict[str, Tensor]()
         probe.state = _Watched(first, probe.state)
         try:
-            probe.step()
+            with _filled():
+                probe.step()
         except Exception as error:
             name = type(self.optimizer).__name__
             raise SparsityError(f"cannot read the initial state of {name}: {error}") from error
         state = probe.state[stand_in]
-        return {**state, **{k: v for k, v in first.items() if k in state and v.dim()}}
+        plain = {k: v for k, v in state.items() if type(v) in (Tensor, nn.Parameter) and v.dim()}
+        known = {k: first[k] for k, v in plain.items() if k in first and first[k].shape == v.shape}
+        return {**state, **{k: torch.where(_unwritten(v), plain[k], v) for k, v in known.items()}}
+
+
+@contextmanager
+def _filled() -> Iterator[None]:
+    """Within it, memory that nothing was written to holds NaN, or the largest whole number.
+
+    That is what torch does in deterministic mode, if not told otherwise.
+    """
+    mode = torch.get_deterministic_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of operations that do not repeat
+            torch.set_deterministic_debug_mode("warn")
+            yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
+def _unwritten(tensor: Tensor) -> Tensor:
+    """Where a tensor that was made in `_filled` had not been written to yet."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.isnan()
+    return tensor == (2 if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 class _Watched(defaultdict[Any, Any]):

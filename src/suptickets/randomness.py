@@ -13,12 +13,13 @@ from torch import nn
 
 
 @contextmanager
-def fork_random(model: nn.Module) -> Iterator[None]:
+def fork_random(where: nn.Module | torch.device) -> Iterator[None]:
     """Within it, random numbers may be drawn: those of Python, NumPy and torch go on as if none had been.
 
-    Of torch's, those of the CPU and of the GPUs that hold the model.
+    Of torch's, those of the CPU and of the device, or of the devices that hold the model.
     """
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    held = {where} if isinstance(where, torch.device) else {p.device for p in where.parameters()}
+    devices = [device for device in held if device.type == "cuda"]
     pythons, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=sorted(devices, key=str)):
         try:

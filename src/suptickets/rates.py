@@ -2,7 +2,8 @@
 
 A scheduler that computes its rate from the last one would be led astray by a rate that is not its own. So
 would a training that resumes from an optimizer that was saved during a step, or after a step that raised (no
-hook reports that). Therefore the rates that are saved are always the user's.
+hook reports that). Therefore the rates that are saved are always the user's. (One case is beyond this: a
+scheduler that computes its rate from the last one, and is stepped after a step that raised.)
 """
 
 from __future__ import annotations

@@ -96,17 +96,26 @@ def is_main() -> bool:
 
 
 def first_alone(device: str, action: Callable[[], T]) -> T:
-    """What the first process does before there is a run; the others may have no such files."""
-    return connect(device).first(action) if int(os.environ.get("WORLD_SIZE", 1)) > 1 else action()
+    """What the first process does before there is a run; the others may have no such files.
+
+    No device is chosen yet: the files may say which.
+    """
+    return Processes(*_join(device), torch.device("cpu")).first(action)
 
 
 def connect(device: str = "auto") -> Processes:
     """Join the process group that torchrun prepared (nccl on GPUs, gloo elsewhere), or be alone."""
+    joined = _join(device)  # first, so that a process whose device is not there can say so
+    return Processes(*joined, _device(device, int(os.environ.get("LOCAL_RANK", 0))))
+
+
+def _join(device: str) -> tuple[int, int]:
+    """Join the group, if there is one; returns this process's rank, and how many there are."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    chosen = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
-    return Processes(rank, world, chosen)
+        gpus = device != "cpu" and torch.cuda.is_available()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
+    return rank, world
 
 
 def disconnect() -> None:

@@ -17,6 +17,7 @@ import torch
 from suptickets.data import Data
 from suptickets.data.base import ArrayData
 from suptickets.errors import SparsityError
+from suptickets.randomness import fork_random
 from suptickets.training import build
 from suptickets.training.fast import load_compiler
 from suptickets.training.folder import SCORES, RunFolder, TrainingError
@@ -55,8 +56,9 @@ def train(
         return done
     if processes.device.type == "cuda" and build.compiles(settings, processes.device):
         load_compiler()
-    trainer = Trainer(settings, _data(settings, processes, progress), processes)
     with ExitStack() as stack:
+        stack.enter_context(fork_random(processes.device))  # everything is seeded, but for the run alone
+        trainer = Trainer(settings, _data(settings, processes, progress), processes)
         processes.first(lambda: stack.enter_context(folder.held()))
         done = processes.first(look)  # another process may have trained there meanwhile
         if done is not None:
