@@ -4,6 +4,9 @@ VENV  := .venv
 READY := $(VENV)/.ready
 PY    := $(VENV)/bin/python
 
+# Threads that wait spin by default; on a machine that does something else too, they hold up each other.
+export OMP_WAIT_POLICY ?= passive
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full lint format bench results clean
 
@@ -34,8 +37,6 @@ format: $(READY) ## Rewrite the sources in the project's style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# Threads that wait spin by default; on a machine that does something else too, they hold up each other.
-bench: export OMP_WAIT_POLICY = passive
 bench: $(READY) ## Run the project's own measurements, on a GPU if there is one
 	for name in step explore superpose memory scale peers profile together loop build inference; do $(PY) -m suptickets bench $$name || exit 1; done
 
