@@ -36,7 +36,6 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    text: str = ""
     folded: bool = False
     notes: str = ""
 

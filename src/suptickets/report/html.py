@@ -113,13 +113,12 @@ def _table(table: Table) -> Html:
         element("tr", *(_cell(cell, table.numeric(n)) for n, cell in enumerate(row))) for row in table.rows
     ]
     grid = element("table", element("thead", head), element("tbody", *body), id=f"table-{table.name}")
-    text = [element("p", table.text)] if table.text else []
     hint = element("p", "Scroll sideways: there are more columns →", class_="hint")
     scroll = element("div", grid, class_="scroll", tabindex="0")
     if table.folded:
         title = f"{table.title} ({len(table.rows)} rows)"
-        return element("details", element("summary", title), *text, hint, scroll, class_="table")
-    return element("div", element("h3", table.title), *text, hint, scroll, class_="table")
+        return element("details", element("summary", title), hint, scroll, class_="table")
+    return element("div", element("h3", table.title), hint, scroll, class_="table")
 
 
 def _head(table: Table, place: int) -> Html:
