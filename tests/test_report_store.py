@@ -28,8 +28,8 @@ RIGL = "data=cifar10,method=rigl,sparsity=0.9"
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def pages(where: Path, name: str, cells: str = "", **options):
-    return page(name, Store(where).read(), options.pop("mode", Mode()), cells, where, **options)
+def pages(where: Path, name: str, mode: Mode | None = None):
+    return page(name, Store(where).read(), mode or Mode(), where)
 
 
 def names(one) -> set[str]:

@@ -58,7 +58,6 @@ def page(
     name: str,
     records: Sequence[Mapping[str, Any]],
     mode: Mode,
-    where: str = "",
     store: str | Path | None = None,
     beside: Sequence[str] = (),
 ) -> Page:
@@ -68,7 +67,7 @@ def page(
     not shown again, unless this experiment has others with the same data and model.
     """
     own, results = experiment(name), Results(records, mode)
-    cells = [(cell, ours(cell, results)) for cell in own.cells(where)]
+    cells = [(cell, ours(cell, results)) for cell in own.table]
     known = [(cell, None if _too_few(cell, found) else found) for cell, found in cells]
     few = [Note(FEW)] if known != cells else []
     used = _used([cell for cell, _ in cells], records, mode)
@@ -82,7 +81,7 @@ def page(
         figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
         notes=[*_left_out(used, shown), *_page_notes(mode, own.table), *few],
-        commands=_commands(name, mode, where, [cell for cell, found in known if found], results),
+        commands=_commands(name, mode, [cell for cell, found in known if found], results),
         results=used,
         seconds=spent(used),
     )
@@ -176,7 +175,7 @@ def _page(
     name: str, records: Sequence[Mapping[str, Any]], mode: Mode, store: str | Path, beside: Sequence[str]
 ) -> Page:
     if name != GAINS:
-        return page(name, records, mode, store=store, beside=beside)
+        return page(name, records, mode, store, beside)
     shown = f"suptickets report again --experiment {GAINS}"
     return gains_page(records, mode, _made(mode), [*_trained(records, mode), shown])
 
@@ -187,7 +186,7 @@ def _trained(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
     for name in dict.fromkeys((*MAIN, *EXPERIMENTS)):
         own = {cell: named(cell.as_dict()) for cell in experiment(name).table}
         done = [cell for cell in own if own[cell] in left and cell.booster in BOTH and not cell.variation]
-        found += _commands(name, mode, "", done, results) if done else []
+        found += _commands(name, mode, done, results) if done else []
         left -= {own[cell] for cell in done}
     return found
 
@@ -277,14 +276,14 @@ def _made(mode: Mode) -> list[str]:
     return [*made, *([trial] if mode.trial else []), *([other] if model else [])]
 
 
-def _commands(name: str, mode: Mode, where: str, done: Iterable[Cell], results: Results) -> list[str]:
+def _commands(name: str, mode: Mode, done: Iterable[Cell], results: Results) -> list[str]:
     """The commands that compute these cells anew, up to the last of their seeds, and nothing else."""
     every = experiment(name).table
     if not trains(every):
         return [f"suptickets report STORE --experiment {name}"]
     seeds = {cell: max(_seeds(cell, results)) for cell in done if readings(cell)}
-    if where or not seeds:
-        return [command([name], where, max(seeds.values(), default=None), mode, "again")]
+    if not seeds:
+        return [command([name], "", None, mode, "again")]
     return [
         command([name], part, last, mode, "again")
         for last in sorted({*seeds.values()}, reverse=True)
