@@ -139,6 +139,14 @@ def test_python_m_and_the_script(tmp_path: Path) -> None:
         assert done.returncode == 0 and "sup-tickets" in done.stdout
 
 
+def test_names_are_printed_as_they_are(capsys, tmp_path: Path) -> None:
+    folder = tmp_path / "[red]run:smile:"
+    assert cli.main([*SHORT, "--out", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"everything is in {folder}"
+    assert cli.main(["evaluate", str(folder), str(folder)]) == 0
+    assert f"2  {folder}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "command", ["list methods", "list models --json", "flops --model mlp", "list --help"]
 )

@@ -99,17 +99,16 @@ def write_run_page(run: Path) -> None:
 def _show_train(result: dict[str, Any], console: Console) -> None:
     for summary in result.get("runs", [result]):
         console.print(result_table(summary))
-        explored = f"{summary['explored']:.2%} of the possible connections have lived"
-        console.print(explored, highlight=False, soft_wrap=True)
+        console.out(f"{summary['explored']:.2%} of the possible connections have lived")
         worse = _worse(summary)
         if worse is not None:
-            console.print(worse, highlight=False, soft_wrap=True)
-        console.print(f"everything is in {summary['run']}", highlight=False, soft_wrap=True)
+            console.out(worse)
+        console.out(f"everything is in {summary['run']}")
     if "mean" in result:
         mean, deviation = result["mean"], result["deviation"]
         forms = {"accuracy": ".2%", "ece": ".2%"}
         scores = (f"{k} {mean[k]:{(f := forms.get(k, '.4f'))}} ({deviation[k]:{f}})" for k in mean)
-        console.print(f"mean (deviation) of the seeds: {', '.join(scores)}", highlight=False, soft_wrap=True)
+        console.out(f"mean (deviation) of the seeds: {', '.join(scores)}")
 
 
 def _bench(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -290,9 +289,12 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _shown(command: str, result: dict[str, Any]) -> str:
-    """The result as a person sees it; in a pipe or a file, no cells are folded."""
+    """The result as a person sees it, names as they are; in a pipe or a file, no cells are folded."""
     terminal, text = sys.stdout.isatty(), io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=None if terminal else WIDTH)
+    width = None if terminal else WIDTH
+    console = Console(
+        file=text, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False
+    )
     SHOWN.get(command, show)(result, console)
     return text.getvalue()
 

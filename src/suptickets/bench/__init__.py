@@ -124,7 +124,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         table.add_row(*(_text(row[column]) for column in columns))
     console.print(table)
     common = [text.format(rows[0][key]) for key, text in COMMON.items() if key in rows[0]]
-    console.print("; ".join(common), highlight=False, soft_wrap=True)
+    console.out("; ".join(common))
 
 
 def _text(value: Any) -> str:

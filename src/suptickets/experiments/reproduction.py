@@ -218,7 +218,7 @@ def _together(
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Print every cell in a row, or what a dry run found."""
     if "cells" not in result:
-        return console.print(_costs(result), highlight=False, soft_wrap=True)
+        return console.out(_costs(result))
     shown = Table(box=None, pad_edge=False)
     for name in ("cell", "measure", "paper", "ours", "runs"):
         shown.add_column(name, justify="left" if name in ("cell", "measure") else "right", overflow="fold")
@@ -230,7 +230,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         shown.add_row(what, cell["measure"], theirs, own, str(ours.get("runs", "")))
     console.print(shown)
     for line in [*result["notes"], *(f"failed: {line}" for line in result["failed"])]:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.out(line)
 
 
 def _costs(found: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ class Progress:
     def say(self, message: str) -> None:
         """Print a line that stays."""
         if not self.quiet:
-            (self.console.print if self.live else print_plain)(message)
+            (self.console.out if self.live else print_plain)(message)
 
     def due(self) -> bool:
         """Whether the live line is to be shown again, in the middle of an epoch."""

@@ -17,7 +17,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         if isinstance(value, list) and value:
             console.print(table(value))
         elif not isinstance(value, list):
-            console.print(f"{key:<20} {text(value)}", highlight=False, soft_wrap=True)
+            console.out(f"{key:<20} {text(value)}")
 
 
 def show_flops(result: Mapping[str, Any], console: Console) -> None:
@@ -25,7 +25,7 @@ def show_flops(result: Mapping[str, Any], console: Console) -> None:
     show({"layers": result["layers"]}, console)
     show({key: value for key, value in result.items() if key not in ("notes", "layers")}, console)
     for note in result["notes"]:
-        console.print(note, highlight=False, soft_wrap=True)
+        console.out(note)
 
 
 def show_evaluation(result: Mapping[str, Any], console: Console) -> None:
