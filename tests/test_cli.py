@@ -161,10 +161,10 @@ def test_nobody_reads_on(command: str) -> None:
 
 
 def test_a_message_of_several_lines_is_one(capsys, monkeypatch) -> None:
-    def broken(kind: Any) -> Any:
+    def broken(kind: str) -> Any:
         raise st.SparsityError("this\nand that")
 
-    monkeypatch.setitem(cli.LISTS, "data", lambda: broken(None))
+    monkeypatch.setitem(cli.COMMANDS, "list", broken)
     assert cli.main(["list", "data"]) == 2
     assert capsys.readouterr().err == "suptickets: this and that\n"
 

@@ -169,7 +169,7 @@ def test_a_model_that_takes_long_to_build_can_be_interrupted(tmp_path, monkeypat
 
 def test_an_interrupt_that_a_library_takes_for_its_own_error_is_one(tmp_path) -> None:
     code = "import os, signal\nfrom suptickets import cli\nfrom suptickets.errors import SparsityError\n"
-    code += "def fail(_):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        signal.pause()\n"
+    code += "def fail(kind):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        signal.pause()\n"
     code += "    except KeyboardInterrupt:\n        raise SparsityError('a damaged file') from None\n"
     code += "cli.COMMANDS['list'] = fail\ncli.program()\n"
     process = subprocess.run([sys.executable, "-c", code, "list", "models"], capture_output=True, text=True)

@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from suptickets import __version__
@@ -24,20 +25,20 @@ from suptickets.training.export import FORMATS as EXPORTS
 from suptickets.training.settings import Settings, flag, recipes
 
 OWN = "package.module:function of networks that are not the library's: what a file names is not imported"
-LISTS: dict[str, Any] = {
+LISTS: dict[str, dict[str, str]] = {
     "methods": {name: method.summary for name, method in METHODS.items()},
     "models": {name: entry.summary for name, entry in MODELS.items()},
     "data": {name: entry.summary for name, entry in DATA.items()},
-    "recipes": lambda: {name: recipe["summary"] for name, recipe in recipes().items()},
+    "recipes": {name: recipe["summary"] for name, recipe in recipes().items()},
     "boosters": BOOSTERS,
-    "experiments": lambda: {name: experiment.summary for name, experiment in EXPERIMENTS.items()},
+    "experiments": {name: experiment.summary for name, experiment in EXPERIMENTS.items()},
 }
 
 
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong; options must be written in full."""
 
-    commands: Mapping[str, Any] = {}
+    commands: Mapping[str, Parser] = {}
 
     def __init__(self, **options: Any) -> None:
         """Takes the options of argparse's own parser."""
@@ -60,17 +61,22 @@ class Parser(argparse.ArgumentParser):
             raise SparsityError(f"{first} comes after the command: suptickets {command} {first}")
         parsed, rest = self.parse_known_args(args, namespace)
         if rest:
-            if not rest[0].startswith("-") and any(a.nargs == "+" for a in parsed.places):
-                raise SparsityError(f"{rest[0]} comes after an option: give all paths before the options")
-            given = rest[0].split("=")[0]
-            nearest = difflib.get_close_matches(given, parsed.flags, n=1, cutoff=0.7)
-            raise SparsityError(
-                f"unknown argument {rest[0]}" + (f": did you mean {nearest[0]}?" if nearest else "")
-            )
+            raise self.commands[parsed.command].stray(rest[0])
         for name in ("out", "data_dir", "config"):
             if getattr(parsed, name, None) == "":
                 raise SparsityError(f"{flag(name)} is empty: name a place, or leave it out")
         return parsed
+
+    def stray(self, argument: str) -> SparsityError:
+        """The error for an argument that this command does not take."""
+        several = any(action.nargs == "+" for action in self._get_positional_actions())
+        if several and not argument.startswith("-"):
+            return SparsityError(f"{argument} comes after an option: give all paths before the options")
+        flags, given = self._option_string_actions, argument.split("=")[0]
+        nearest = difflib.get_close_matches(given, flags, n=1, cutoff=0.7)
+        return SparsityError(
+            f"unknown argument {argument}" + (f": did you mean {nearest[0]}?" if nearest else "")
+        )
 
 
 def parser() -> Parser:
@@ -94,13 +100,12 @@ def parser() -> Parser:
     top.commands = commands.choices
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
-        command.set_defaults(flags=[s for a in command._actions for s in a.option_strings])
-        command.set_defaults(places=[a for a in command._actions if not a.option_strings])
     return top
 
 
 def _evaluate_parser(command: argparse.ArgumentParser) -> None:
-    command.add_argument("path", nargs="+", help="a run folder, or a ticket file; several are compared")
+    paths = "a run folder, or a ticket file; several are compared"
+    command.add_argument("paths", type=Path, nargs="+", metavar="path", help=paths)
     command.add_argument("--tickets", action="store_true", help="the single tickets of runs that kept them")
     command.add_argument("--model", default=None, help=OWN)
     command.add_argument("--data", default=None, help="data set, if not that of the run")
@@ -109,7 +114,7 @@ def _evaluate_parser(command: argparse.ArgumentParser) -> None:
 
 
 def _export_parser(command: argparse.ArgumentParser) -> None:
-    command.add_argument("path", help="a run folder, or a ticket file")
+    command.add_argument("path", type=Path, help="a run folder, or a ticket file")
     kinds = "a plain state dict, one without its zeros, or the whole network (default: compact)"
     command.add_argument("--format", default="compact", choices=[*EXPORTS], help=kinds)
     command.add_argument("--out", default=None, help="file (default: beside the ticket)")
@@ -134,7 +139,7 @@ def _flops_parser(command: argparse.ArgumentParser) -> None:
 
 
 def _report_parser(command: argparse.ArgumentParser) -> None:
-    command.add_argument("path", nargs="+", help="run folders, or folders that hold some")
+    command.add_argument("path", type=Path, nargs="+", help="run folders, or folders that hold some")
     command.add_argument("--out", default=None, help="file, or folder for several (default: in the runs')")
     command.add_argument("--format", default="html", choices=[*FORMATS], help="page, tables, or plots")
     command.add_argument("--experiment", nargs="+", default=[], help="of a store: only these pages")

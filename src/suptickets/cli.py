@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import io
@@ -12,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,32 +38,35 @@ from suptickets.training.train import default_folder, train, train_seeds
 from suptickets.training.verdict import SUPERPOSING, verdict
 
 
-def _train(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {f.name: getattr(arguments, f.name) for f in fields(Settings) if hasattr(arguments, f.name)}
-    config, out = arguments.config, arguments.out
-    if arguments.resume is not None:
-        if config or arguments.seeds != 1 or (arguments.resume and out):
+def _train(
+    config: str | None,
+    out: str | None,
+    resume: str | None,
+    seeds: int,
+    jobs: int | None,
+    force: bool,
+    **given: Any,
+) -> dict[str, Any]:
+    if resume is not None:
+        if config or seeds != 1 or (resume and out):
             raise SparsityError(
                 "--resume takes the settings from its folder: leave out --config, --out, --seeds"
             )
-        out = arguments.resume or out or default_folder(resolve(given))
-        settings = first_alone(given.get("device", "auto"), lambda: _resumed(RunFolder(out), given))
+        folder = RunFolder(resume or out or default_folder(resolve(given)))
+        out = str(folder.path)
+        settings = first_alone(given.get("device", "auto"), lambda: _resumed(folder, given))
     else:
         settings = resolve(given, config)
-    if arguments.seeds < 1:
-        raise SparsityError(f"--seeds must be at least 1, not {arguments.seeds}")
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise SparsityError(f"--jobs must be at least 1, not {arguments.jobs}")
-    if arguments.seeds > 1:
-        result = train_seeds(settings, arguments.seeds, out, force=arguments.force, jobs=arguments.jobs)
+    for name, count in (("--seeds", seeds), ("--jobs", jobs)):
+        if count is not None and count < 1:
+            raise SparsityError(f"{name} must be at least 1, not {count}")
+    if seeds > 1:
+        result = train_seeds(settings, seeds, out, force=force, jobs=jobs)
     else:
-        moved = arguments.resume is not None and "data_dir" in given
-        result = train(settings, out, force=arguments.force, moved=moved)
+        moved = resume is not None and "data_dir" in given
+        result = train(settings, out, force=force, moved=moved)
     for summary in result.get("runs", [result]) if is_main() else ():
         write_run_page(Path(summary["run"]))
-        worse = _worse(summary) if arguments.json else None  # otherwise it stands below the table
-        if worse is not None:
-            print_plain(f"{summary['run']}: {worse}" if arguments.seeds > 1 else worse)
     return result
 
 
@@ -79,10 +81,18 @@ def _resumed(folder: RunFolder, given: dict[str, Any]) -> Settings:
     return replace(settings, data_dir=old.data_dir)  # as saved, whatever the working directory is
 
 
-def _worse(summary: dict[str, Any]) -> str | None:
+def _worse(summary: dict[str, Any]) -> list[str]:
     """A line if averaging did not help."""
     superposed = summary["booster"] in SUPERPOSING
-    return verdict(summary, summary["tickets"] if superposed else [], summary["booster"])
+    worse = verdict(summary, summary["tickets"] if superposed else [], summary["booster"])
+    return [] if worse is None else [worse]
+
+
+def _say_worse(result: dict[str, Any]) -> None:
+    """Say beside the JSON what stands below the table otherwise."""
+    for summary in result.get("runs", [result]):
+        for worse in _worse(summary):
+            print_plain(f"{summary['run']}: {worse}" if "runs" in result else worse)
 
 
 def write_run_page(run: Path) -> None:
@@ -100,8 +110,7 @@ def _show_train(result: dict[str, Any], console: Console) -> None:
     for summary in result.get("runs", [result]):
         console.print(result_table(summary))
         console.out(f"{summary['explored']:.2%} of the possible connections have lived")
-        worse = _worse(summary)
-        if worse is not None:
+        for worse in _worse(summary):
             console.out(worse)
         console.out(f"everything is in {summary['run']}")
     if "mean" in result:
@@ -111,22 +120,9 @@ def _show_train(result: dict[str, Any], console: Console) -> None:
         console.out(f"mean (deviation) of the seeds: {', '.join(scores)}")
 
 
-def _bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("model", "device", "sparsity", "rounds", "compile", "largest")
-    return bench(arguments.name, **{name: getattr(arguments, name) for name in names})
-
-
-def _evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
-    paths = [Path(path) for path in arguments.path]
-    where = arguments.data, arguments.data_dir, arguments.device
-    return evaluate(paths, *where, tickets=arguments.tickets, model=arguments.model)
-
-
-def _reproduce(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("data_dir", "seeds", "cells", "jobs", "executor", "scale", "dry_run", "separate", "out")
-    changes = dict(_changed(setting) for setting in arguments.set)
-    arguments.cells = ",".join(arguments.cells)
-    return reproduce(arguments.name, **{name: getattr(arguments, name) for name in names}, changes=changes)
+def _reproduce(name: list[str], cells: list[str], set: list[str], **options: Any) -> dict[str, Any]:
+    changes = dict(_changed(setting) for setting in set)
+    return reproduce(name, cells=",".join(cells), changes=changes, **options)
 
 
 def _changed(setting: str) -> tuple[str, Any]:
@@ -139,58 +135,53 @@ def _changed(setting: str) -> tuple[str, Any]:
     return name.replace("-", "_"), value
 
 
-def _report(arguments: argparse.Namespace) -> dict[str, Any]:
-    ending = Path(arguments.out or "").suffix.removeprefix(".")
-    if ending in FORMATS and ending != arguments.format and not Path(arguments.out).is_dir():
-        raise SparsityError(f"{arguments.out} is no name for {arguments.format}: add --format {ending}")
-    store, names = Store(arguments.path[0]), arguments.experiment
-    if names and len(arguments.path) > 1:
+def _report(
+    path: list[Path], out: str | None, format: str, experiment: list[str], **which: Any
+) -> dict[str, Any]:
+    ending = Path(out or "").suffix.removeprefix(".")
+    if ending in FORMATS and ending != format and not Path(out or "").is_dir():
+        raise SparsityError(f"{out} is no name for {format}: add --format {ending}")
+    store = Store(path[0])
+    if experiment and len(path) > 1:
         raise SparsityError("--experiment needs one store: give one folder of results")
-    found = store.read_aloud() if len(arguments.path) == 1 else []
+    found = store.read_aloud() if len(path) == 1 else []
     if store.damaged and not found:
         raise SparsityError(f"all results in {store.folder} are damaged: run suptickets reproduce again")
-    if not (found or names) and (arguments.scale is not None or arguments.separate is not None):
+    if found or experiment:
+        written = write_pages(store.folder, experiment, out, format=format, **which)
+    elif any(value is not None for value in which.values()):
         raise SparsityError("--scale and --separate choose among the results of one store: leave them out")
-    if found or names:
-        which = {"scale": arguments.scale, "separate": arguments.separate, "format": arguments.format}
-        written = write_pages(store.folder, names, arguments.out, **which)
     else:
-        written = write_report(arguments.path, arguments.out, format=arguments.format)
+        written = write_report(path, out, format=format)
     if not written:
         raise SparsityError("there is nothing to draw: --format html tells what there is")
-    together = os.path.commonpath([path.parent for path in written]) or "."
-    return {"path": str(written[0] if len(written) == 1 else arguments.out or together)}
+    together = os.path.commonpath([file.parent for file in written]) or "."
+    return {"path": str(written[0] if len(written) == 1 else out or together)}
 
 
-def _export(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("format", "out", "model", "data_dir")
-    return export(Path(arguments.path), **{name: getattr(arguments, name) for name in names})
+def _list(kind: str) -> dict[str, Any]:
+    return {kind: [{"name": name, "summary": summary} for name, summary in LISTS[kind].items()]}
 
 
-def _list(arguments: argparse.Namespace) -> dict[str, Any]:
-    entries = LISTS[arguments.kind]() if callable(LISTS[arguments.kind]) else LISTS[arguments.kind]
-    return {arguments.kind: [{"name": name, "summary": summary} for name, summary in entries.items()]}
-
-
-def _flops(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.model is None and arguments.recipe is None:
-        arguments.model = "vgg16"
-    usual = "paper-imagenet" if (arguments.model or "").endswith("imagenet") else "paper-cifar"
-    names = ("model", "method", "booster", "sparsity", "distribution", "epochs")
-    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    settings = resolve({**given, "recipe": arguments.recipe or usual})
-    return price(settings, classes=arguments.classes, size=arguments.size, final=arguments.final)
+def _flops(
+    recipe: str | None, classes: int | None, size: int | None, final: float | None, **options: Any
+) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value is not None}
+    if recipe is None:
+        given = {"model": "vgg16", **given}
+        recipe = "paper-imagenet" if given["model"].endswith("imagenet") else "paper-cifar"
+    return price(resolve({**given, "recipe": recipe}), classes=classes, size=size, final=final)
 
 
 COMMANDS: dict[str, Any] = {
     "train": _train,
-    "evaluate": _evaluate,
-    "export": _export,
+    "evaluate": evaluate,
+    "export": export,
     "list": _list,
     "flops": _flops,
     "report": _report,
     "reproduce": _reproduce,
-    "bench": _bench,
+    "bench": bench,
 }
 SHOWN: dict[str, Any] = {
     "train": _show_train,
@@ -236,9 +227,9 @@ def _interrupt(number: int, _: object) -> None:
     raise KeyboardInterrupt
 
 
-def _result(parsed: argparse.Namespace) -> dict[str, Any]:
+def _result(command: str, options: dict[str, Any]) -> dict[str, Any]:
     try:
-        result: dict[str, Any] = COMMANDS[parsed.command](parsed)
+        result: dict[str, Any] = COMMANDS[command](**options)
     except Exception as error:
         if _interrupts:  # which a library has taken for an error of its own
             raise KeyboardInterrupt from error
@@ -261,9 +252,10 @@ def _write(text: str) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     try:
-        parsed = parser().parse_args(arguments)
-        with contextlib.redirect_stdout(sys.stderr if parsed.json else sys.stdout):  # a model may print
-            result = _result(parsed)
+        options = vars(parser().parse_args(arguments))
+        command, as_json = options.pop("command"), options.pop("json")
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):  # a model may print
+            result = _result(command, options)
     except (SparsityError, TrainingError, KeyboardInterrupt) as error:
         message = " ".join(str(error).splitlines()) or "stopped"
         alone = isinstance(error, SparsityError)  # the others stop all processes for one reason
@@ -284,7 +276,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         disconnect()
     if not is_main():
         return 0
-    unwritten = _write(f"{to_json(result)}\n" if parsed.json else _shown(parsed.command, result))
+    if as_json and command == "train":
+        _say_worse(result)
+    unwritten = _write(f"{to_json(result)}\n" if as_json else _shown(command, result))
     return unwritten or int(bool(result.get("missing") or result.get("failed")))
 
 
