@@ -18,8 +18,9 @@ from make_data import image_folder
 import suptickets.training.folder as folders
 from suptickets.cli import main
 from suptickets.data.pickles import read_pickle
-from suptickets.errors import SparsityError
-from suptickets.training.folder import RunFolder, TrainingError, write
+from suptickets.errors import SparsityError, TrainingError
+from suptickets.training.files import write
+from suptickets.training.folder import RunFolder
 from suptickets.training.loop import Trainer
 from suptickets.training.settings import resolve
 from suptickets.training.stop import asked_to_stop
@@ -318,7 +319,7 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
 
 def test_the_output_is_not_replaced(tmp_path: Path) -> None:
     """As with `--out /dev/stdout > FILE`."""
-    code = "import sys; from pathlib import Path; from suptickets.training.folder import write; "
+    code = "import sys; from pathlib import Path; from suptickets.training.files import write; "
     code += "write(Path('/dev/stdout'), lambda path: path.write_text('new'))"
     with open(tmp_path / "file", "w") as file:
         done = subprocess.run([sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, text=True)

@@ -21,7 +21,8 @@ from suptickets import cli
 from suptickets.errors import SparsityError
 from suptickets.experiments.averages import Finished
 from suptickets.training import saved
-from suptickets.training.folder import RunFolder, read_ticket, to_json
+from suptickets.training.files import to_json
+from suptickets.training.folder import RunFolder, read_ticket
 from suptickets.training.settings import Settings
 from suptickets.training.verdict import verdict
 

@@ -20,7 +20,8 @@ import torch
 from experiments_tiny import data, run
 
 from suptickets.experiments.runner import Runner
-from suptickets.experiments.store import Store, held
+from suptickets.experiments.store import Store
+from suptickets.training.files import held
 from suptickets.training.stop import Interrupted
 
 TESTS = Path(__file__).parent

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, TrainingError
 from suptickets.experiments import EXPERIMENTS, provenance, runner
 from suptickets.experiments.plan import Mode, plan, wanted
 from suptickets.experiments.runner import Runner, numbered_gpus
 from suptickets.experiments.work import Grow
 from suptickets.training import jobs as together
-from suptickets.training.folder import TrainingError
 
 SOURCE = Path(__file__).parent.parent / "src"
 

@@ -14,7 +14,8 @@ from suptickets.experiments import EXPERIMENTS
 from suptickets.experiments.numbers import ours
 from suptickets.experiments.plan import Mode, Reading
 from suptickets.experiments.results import write_pages
-from suptickets.experiments.store import Results, Store, held, only_mode
+from suptickets.experiments.store import Results, Store, only_mode
+from suptickets.training.files import held
 
 CELLS = EXPERIMENTS["vgg16"].cells("method=rigl,data=cifar10")
 

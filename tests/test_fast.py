@@ -25,13 +25,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from suptickets.data import load_data
 from suptickets.data.base import ArrayData
+from suptickets.errors import TrainingError
 from suptickets.methods import METHODS
 from suptickets.models import build_model
 from suptickets.training import fast as fast_step
 from suptickets.training import loop
 from suptickets.training.fast import FastStep, inductor_options
 from suptickets.training.feed import Resident, Sent
-from suptickets.training.folder import RunFolder, TrainingError
+from suptickets.training.folder import RunFolder
 from suptickets.training.loop import Trainer
 from suptickets.training.plain import PlainStep
 from suptickets.training.processes import Processes

@@ -18,8 +18,8 @@ import torch
 from suptickets.cli import main
 from suptickets.data import load_data
 from suptickets.data.base import ArrayData
+from suptickets.errors import TrainingError
 from suptickets.training import jobs, train
-from suptickets.training.folder import TrainingError
 from suptickets.training.processes import Processes
 from suptickets.training.settings import resolve
 from suptickets.training.stop import Interrupted

@@ -14,7 +14,7 @@ from statistics import mean, stdev
 import pytest
 from report_runs import make_run
 
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, TrainingError
 from suptickets.report import FORMATS, read_runs, run_page, write_report
 from suptickets.report.chart import told_apart
 from suptickets.report.html import html
@@ -23,7 +23,6 @@ from suptickets.report.measures import MEASURES, duration, plain
 from suptickets.report.runs import INCIDENTAL, group, repeated, setting_name, varying
 from suptickets.report.text import FITTED, latex, markdown
 from suptickets.training import settings
-from suptickets.training.folder import TrainingError
 
 EVIL = """<script>alert("1")</script>' onload='x()"""
 

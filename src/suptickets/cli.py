@@ -20,7 +20,7 @@ from rich.console import Console
 from suptickets.arguments import LISTS, parser
 from suptickets.bench import bench
 from suptickets.bench import show as show_measured
-from suptickets.errors import SparsityError, reason
+from suptickets.errors import SparsityError, TrainingError, reason
 from suptickets.experiments.reproduction import reproduce
 from suptickets.experiments.reproduction import show as show_reproduced
 from suptickets.experiments.results import write_pages
@@ -28,7 +28,8 @@ from suptickets.experiments.store import Store
 from suptickets.report import FORMATS, write_report
 from suptickets.training.evaluate import evaluate
 from suptickets.training.export import export
-from suptickets.training.folder import RunFolder, TrainingError, to_json
+from suptickets.training.files import to_json
+from suptickets.training.folder import RunFolder
 from suptickets.training.price import price
 from suptickets.training.processes import deserted, disconnect, first_alone, is_main, leave, speaks
 from suptickets.training.progress import print_plain

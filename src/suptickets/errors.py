@@ -1,4 +1,4 @@
-"""The one exception that the library raises for what a user can put right."""
+"""What the library raises: `SparsityError` for what a user can put right, `TrainingError` for the rest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from numbers import Integral, Real
 
 class SparsityError(ValueError):
     """Bad input, or a request that cannot be met; the message is one line that says what to do."""
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on, though nothing was wrong with what was asked for."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> SparsityError:

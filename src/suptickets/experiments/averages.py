@@ -13,12 +13,14 @@ from suptickets import given
 from suptickets.batch_norm import recompute
 from suptickets.data import Data
 from suptickets.experiments.plan import AVERAGING, Reading
+from suptickets.measure.predictions import SCORES
 from suptickets.superpose import Superposition
 from suptickets.training import build, saved
 from suptickets.training.evaluate import evaluate
-from suptickets.training.folder import SCORES, RunFolder, read_ticket
+from suptickets.training.files import read_mapping
+from suptickets.training.folder import RunFolder, read_ticket
 from suptickets.training.processes import connect
-from suptickets.training.settings import Settings, place, read_mapping
+from suptickets.training.settings import Settings, place
 
 Measures = dict[str, Any]
 TRUNK = "trunk.json"  # in the folder of a fork

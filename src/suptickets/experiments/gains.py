@@ -19,12 +19,12 @@ from suptickets.errors import SparsityError
 from suptickets.experiments.numbers import spent
 from suptickets.experiments.plan import Mode, Reading
 from suptickets.experiments.store import Results, mode_of
+from suptickets.measure.predictions import SCORES
 from suptickets.measure.significance import paired_t, permutation, wilcoxon
 from suptickets.report.again import again, time_spent
 from suptickets.report.colours import MUTED, SERIES
 from suptickets.report.document import Block, Cell, Note, Number, Page, Plot, Section, Table
 from suptickets.report.measures import MINUS, NO_BREAK, measure
-from suptickets.training.folder import SCORES
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart

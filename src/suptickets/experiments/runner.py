@@ -20,8 +20,8 @@ from uuid import uuid4
 import torch
 
 from suptickets.errors import SparsityError, choice, whole
-from suptickets.experiments.store import held
 from suptickets.experiments.work import GRACE, Job
+from suptickets.training.files import held
 from suptickets.training.jobs import VISIBLE, shared_machine, visible_gpus
 from suptickets.training.progress import print_plain
 from suptickets.training.stop import Interrupted, asked_to_stop

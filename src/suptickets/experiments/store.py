@@ -18,7 +18,8 @@ from typing import Any
 
 from suptickets.errors import SparsityError
 from suptickets.experiments.plan import Mode, Reading
-from suptickets.training.folder import RunFolder, append, locked, to_json
+from suptickets.training.files import append, to_json
+from suptickets.training.folder import RunFolder
 from suptickets.training.progress import print_plain
 
 Kind = type | tuple[type, ...]
@@ -174,11 +175,3 @@ def only_mode(records: Sequence[Mapping[str, Any]]) -> Mode:
 
 def _text(key: Mapping[str, Any]) -> str:
     return json.dumps(key, sort_keys=True)
-
-
-@contextlib.contextmanager
-def held(path: Path) -> Iterator[bool]:
-    """Hold a lock if nobody else does; yields whether. The kernel releases it however this process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        yield locked(file.fileno())

@@ -21,14 +21,15 @@ from threading import Event, Thread
 from typing import Any
 
 from suptickets.data import read_once
-from suptickets.errors import SparsityError, reason
+from suptickets.errors import SparsityError, TrainingError, reason
 from suptickets.experiments.averages import TRUNK, Finished, located, together
 from suptickets.experiments.estimate import SECONDS
 from suptickets.experiments.plan import Branch, Mode, Reading, Task, pruned_at_fork, run_of, together_key
 from suptickets.experiments.provenance import provenance, revision
-from suptickets.experiments.store import Results, Store, held
+from suptickets.experiments.store import Results, Store
 from suptickets.training.build import data_of
-from suptickets.training.folder import RunFolder, TrainingError, write
+from suptickets.training.files import held, write
+from suptickets.training.folder import RunFolder
 from suptickets.training.loop import Trainer
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain

@@ -35,6 +35,9 @@ class Scores:
         return asdict(self)
 
 
+SCORES = tuple(Scores.__dataclass_fields__)  # accuracy, nll, ece
+
+
 @dataclass(frozen=True)
 class Bin:
     """One bar of a reliability diagram: the samples whose confidence is in (`low`, `high`].

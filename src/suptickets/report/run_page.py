@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from suptickets.measure.predictions import SCORES
 from suptickets.report.again import again, time_spent
 from suptickets.report.curves import curve_plots
 from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Section, Table
@@ -32,7 +33,6 @@ from suptickets.report.scores import (
 )
 from suptickets.report.tables import result_tables
 from suptickets.training.boosters import PREDICTION_ENSEMBLES
-from suptickets.training.folder import SCORES
 from suptickets.training.verdict import SUPERPOSING, verdict
 
 CYCLES = "Shaded: the cycles; a ticket is collected at the end of each, where its number stands."

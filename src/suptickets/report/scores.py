@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from suptickets.measure.predictions import SCORES
 from suptickets.report.colours import INK, MUTED, SERIES, Colour
 from suptickets.report.document import Plot
 from suptickets.report.looks import (
@@ -23,7 +24,6 @@ from suptickets.report.looks import (
 from suptickets.report.measures import MEASURES, Measure, plain, reading
 from suptickets.report.runs import Bin, Group, Run, method_name, parts_name, reliability, runs_name
 from suptickets.training.boosters import part_names
-from suptickets.training.folder import SCORES
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart

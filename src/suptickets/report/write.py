@@ -11,7 +11,8 @@ from suptickets.report.document import Page, Plot
 from suptickets.report.run_page import run_page
 from suptickets.report.runs import read_runs
 from suptickets.report.text import contents, latex, markdown
-from suptickets.training.folder import refuse_own, write
+from suptickets.training.files import write
+from suptickets.training.folder import refuse_own
 
 FORMATS = ("html", "md", "tex", "png", "svg")
 

@@ -12,7 +12,8 @@ from suptickets.data import Data, load_data
 from suptickets.deploy import save_compact, save_onnx
 from suptickets.errors import SparsityError, choice
 from suptickets.training import saved
-from suptickets.training.folder import EXPORTED, refuse_own, save_tensors, to_json, write
+from suptickets.training.files import save_tensors, to_json, write
+from suptickets.training.folder import EXPORTED, refuse_own
 from suptickets.training.price import SIZES, images
 from suptickets.training.saved import Saved
 

@@ -6,40 +6,33 @@ crash, a kill or a full disk leaves the last good one. Nothing in the folder is 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import math
 import os
 import pickle
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from suptickets.deploy.compact import unpacked
-from suptickets.errors import SparsityError, reason
+from suptickets.errors import SparsityError, TrainingError, reason
+from suptickets.measure.predictions import SCORES
+from suptickets.training.files import append, locked, read_mapping, save_tensors, to_json, write
 from suptickets.training.progress import print_plain
-from suptickets.training.settings import Settings, build, read_config, read_mapping
+from suptickets.training.settings import Settings, read_config, settings_from
 
-SCORES = ("accuracy", "nll", "ece")
 EXPORTED = (".dense.safetensors", ".compact.safetensors", ".onnx")  # endings of what `export` writes
 PATIENCE = 8.0  # seconds to wait for another process to leave a folder
 # What a summary must have to be shown as the result of a run.
 SHOWN = {"booster", "tickets", "start", "superposed", "ensemble", "sparsity", "explored", "train_flops_ratio"}
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot go on, though nothing was wrong with what was asked for."""
 
 
 class RunFolder:
@@ -253,61 +246,6 @@ def _readable(ticket: Path) -> bool:
     return False
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Standard JSON: a number that is not finite becomes null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
-    """The settings of a run that were read from a file."""
-    missing = [f.name for f in fields(Settings) if f.default is MISSING and f.name not in values]
-    try:
-        if missing:
-            raise SparsityError(f"{len(missing)} of them are missing, such as {missing[0]}")
-        return build(values)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SparsityError(f"{source} holds no settings of a run: {reason(error)}") from error
-
-
-def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Write a file beside `path` (or what it links to), flush it to the disk, then move it into place."""
-    if path.exists() and (not path.is_file() or _is_output(path)):  # moving would take it from its users
-        raise SparsityError(f"cannot write {path}: it is no plain file, choose another --out")
-    path = path.resolve()
-    part = path.with_name(path.name + ".part")
-    try:
-        writer(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise TrainingError(
-            f"cannot write {path} ({reason(error)}): what was there before is unchanged"
-        ) from error
-
-
-def _is_output(path: Path) -> bool:
-    """Whether a file is where the output of this process goes, as /dev/stdout may be."""
-    with suppress(OSError):
-        return any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2))
-    return False
-
-
-def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file that others may read, like all files here; `save_file` writes private ones."""
-    path.write_bytes(save(dict(tensors), dict(metadata)))
-
-
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with copies of those that are tied: the file format knows no sharing."""
     seen: set[int] = set()
@@ -339,25 +277,6 @@ def refuse_own(file: Path) -> None:
         own = (run.config, run.metrics, run.summary, run.ticket, run.checkpoint, *run.singles())
         if place in own and place.exists() and (run.config.exists() or run.summary.exists()):
             raise SparsityError(f"{file} belongs to the run in {run.path}: choose another --out")
-
-
-def append(file: int, text: bytes) -> None:
-    """Append all of `text` to an open file, or nothing."""
-    size = os.fstat(file).st_size
-    if os.write(file, text) < len(text):  # the disk is full
-        os.ftruncate(file, size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def locked(file: int) -> bool:
-    """Lock a file if nobody else holds it; gives whether it is ours (always, where there are no locks)."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

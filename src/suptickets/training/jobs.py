@@ -15,7 +15,7 @@ from typing import IO, TypeAlias
 
 import torch
 
-from suptickets.training.folder import TrainingError
+from suptickets.errors import TrainingError
 from suptickets.training.progress import print_plain
 from suptickets.training.stop import Interrupted, asked_to_stop
 

@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_map_only
 
 from suptickets.baselines import Members
 from suptickets.data import Data
-from suptickets.errors import SparsityError, reason
+from suptickets.errors import SparsityError, TrainingError, reason
 from suptickets.measure.predictions import Scores, Tally
 from suptickets.randomness import python_state, set_python_state
 from suptickets.training import build, teaching
 from suptickets.training.evaluate import TEST_BATCH
 from suptickets.training.fast import FastStep
-from suptickets.training.folder import RunFolder, TrainingError
+from suptickets.training.folder import RunFolder
 from suptickets.training.loggers import Logger
 from suptickets.training.panel import Panel
 from suptickets.training.parts import Parts

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from suptickets.baselines import Distillation
 from suptickets.data import Data
 from suptickets.data.order import stable_seed
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, TrainingError
 from suptickets.measure.cost import TrainingCost
 from suptickets.measure.explored import Explored
 from suptickets.measure.flops import flops
@@ -22,7 +22,6 @@ from suptickets.randomness import seed_all
 from suptickets.sparsify import sparsify
 from suptickets.tickets import SupTickets, epochs_to_steps
 from suptickets.training import build
-from suptickets.training.folder import TrainingError
 from suptickets.training.meter import Meter
 from suptickets.training.processes import Processes
 from suptickets.training.settings import Settings

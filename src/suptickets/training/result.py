@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from suptickets.baselines import Ensemble, Members
+from suptickets.errors import TrainingError
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
 from suptickets.measure.sparsity import LayerSparsity, ModelSparsity
 from suptickets.training.boosters import PREDICTION_ENSEMBLES
-from suptickets.training.folder import RunFolder, TrainingError
+from suptickets.training.folder import RunFolder
 from suptickets.training.panel import Panel, details
 from suptickets.training.saved import living
 

@@ -21,8 +21,8 @@ from suptickets.layers import choose
 from suptickets.measure.sparsity import ModelSparsity, sparsity
 from suptickets.training import build
 from suptickets.training.boosters import PREDICTION_ENSEMBLES
-from suptickets.training.folder import RunFolder, read_ticket, settings_from
-from suptickets.training.settings import Settings
+from suptickets.training.folder import RunFolder, read_ticket
+from suptickets.training.settings import Settings, settings_from
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import json
 import os
 import shlex
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,7 @@ from suptickets.schedules import CYCLES
 from suptickets.superpose import RULES
 from suptickets.training import boosters
 from suptickets.training.boosters import BOOSTERS, CYCLIC, PREDICTION_ENSEMBLES
+from suptickets.training.files import once, read_mapping
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data": tuple(DATA),
@@ -274,56 +275,7 @@ def _recipe_for(data: str) -> str:
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """Settings from a YAML or JSON file, such as a run's `config.json`."""
-    return _once(path, [(str(key).replace("-", "_"), value) for key, value in read_mapping(path).items()])
-
-
-def _once(path: str | Path, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """The pairs as a mapping; refuses a name that occurs twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise SparsityError(f"{path} has {next(n for n in names if names.count(n) > 1)} twice")
-    return values
-
-
-def read_mapping(path: str | Path) -> dict[Any, Any]:
-    """Names and values from a YAML or JSON file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SparsityError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SparsityError(f"{path} is no valid YAML or JSON: it is no text") from error
-    try:
-        values = _parsed(path, text)
-    except SparsityError:
-        raise
-    except Exception as error:
-        raise SparsityError(f"{path} is no valid YAML or JSON: {reason(error)}") from error
-    if not isinstance(values, dict):
-        raise SparsityError(f"{path} must hold names and values, not {type(values).__name__}")
-    return values
-
-
-def _parsed(path: str | Path, text: str) -> Any:
-    """JSON or YAML, as the name says; by another name whichever it is."""
-    if not str(path).endswith((".yaml", ".yml")):
-        try:
-            return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
-        except json.JSONDecodeError:
-            if str(path).endswith(".json"):
-                raise
-    import yaml
-
-    try:
-        node = yaml.compose(text, yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        where = error.problem_mark or error.context_mark
-        line = f"line {where.line + 1} column {where.column + 1}: " if where else ""
-        raise SparsityError(f"{path} is no valid YAML or JSON: {line}{error.problem}") from error
-    if isinstance(node, yaml.MappingNode):
-        _once(path, [(key.value, None) for key, _ in node.value])
-    return yaml.safe_load(text)
+    return once(path, [(str(key).replace("-", "_"), value) for key, value in read_mapping(path).items()])
 
 
 def build(values: Mapping[str, Any]) -> Settings:
@@ -356,3 +308,18 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise SparsityError(f"{name} must be of type {hint.__name__}, not {value!r}")
     return value
+
+
+def settings_from(values: Mapping[str, Any], source: Path) -> Settings:
+    """The settings of a run that were read from a file."""
+    missing = [
+        f.name
+        for f in dataclasses.fields(Settings)
+        if f.default is dataclasses.MISSING and f.name not in values
+    ]
+    try:
+        if missing:
+            raise SparsityError(f"{len(missing)} of them are missing, such as {missing[0]}")
+        return build(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SparsityError(f"{source} holds no settings of a run: {reason(error)}") from error

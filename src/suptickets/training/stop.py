@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from suptickets.training.folder import TrainingError
+from suptickets.errors import TrainingError
 
 
 class Interrupted(TrainingError):

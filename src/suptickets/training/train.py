@@ -16,11 +16,12 @@ import torch
 
 from suptickets.data import Data
 from suptickets.data.base import ArrayData
-from suptickets.errors import SparsityError
+from suptickets.errors import SparsityError, TrainingError
+from suptickets.measure.predictions import SCORES
 from suptickets.randomness import fork_random
 from suptickets.training import build
 from suptickets.training.fast import load_compiler
-from suptickets.training.folder import SCORES, RunFolder, TrainingError
+from suptickets.training.folder import RunFolder
 from suptickets.training.jobs import refuse, run_together
 from suptickets.training.loggers import check_logger, open_logger
 from suptickets.training.loop import Trainer
