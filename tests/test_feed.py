@@ -117,7 +117,7 @@ def test_batches_are_always_in_the_same_place() -> None:
     resident, sent = Resident(data, parts(data)), Sent(data, parts(data))
 
     def places() -> list[int]:
-        kept = (*resident.plan.tensors(), resident.place, sent.x, sent.y)
+        kept = (*resident.plan, resident.place, sent.x, sent.y)
         return [tensor.data_ptr() for tensor in kept]
 
     first = places()

@@ -25,26 +25,21 @@ class DataEntry:
     """Data that can be loaded by name.
 
     Attributes:
-        name: what they are called.
         load: what reads them, from a folder or from where they are by default.
         summary: one line about them.
     """
 
-    name: str
     load: Callable[[Path | None], Data]
     summary: str
 
 
 DATA: dict[str, DataEntry] = {
-    entry.name: entry
-    for entry in (
-        DataEntry("digits", load_digits, "1,797 handwritten digits, 8 x 8, embedded: nothing to download"),
-        DataEntry("fashion-mnist", load_fashion_mnist, "70,000 grey images of clothes, 28 x 28, 10 classes"),
-        DataEntry("cifar10", partial(load_cifar, CIFAR10), "60,000 images, 32 x 32, 10 classes"),
-        DataEntry("cifar100", partial(load_cifar, CIFAR100), "60,000 images, 32 x 32, 100 classes"),
-        DataEntry("imagenet", partial(load_folder, name="imagenet"), "ImageNet in class folders, 224 x 224"),
-        DataEntry("folder", load_folder, "your JPEG and PNG files in class folders, 224 x 224"),
-    )
+    "digits": DataEntry(load_digits, "1,797 handwritten digits, 8 x 8, embedded: nothing to download"),
+    "fashion-mnist": DataEntry(load_fashion_mnist, "70,000 grey images of clothes, 28 x 28, 10 classes"),
+    "cifar10": DataEntry(partial(load_cifar, CIFAR10), "60,000 images, 32 x 32, 10 classes"),
+    "cifar100": DataEntry(partial(load_cifar, CIFAR100), "60,000 images, 32 x 32, 100 classes"),
+    "imagenet": DataEntry(partial(load_folder, name="imagenet"), "ImageNet in class folders, 224 x 224"),
+    "folder": DataEntry(load_folder, "your JPEG and PNG files in class folders, 224 x 224"),
 }
 
 

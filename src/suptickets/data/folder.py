@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -120,9 +121,8 @@ class FolderData:
         """See `Data.train_batches`."""
         mine = shares(self.train_size, batch_size, rank, world, skip)
         order = EpochPlan.draw(self.train_size, seed, epoch).order
-        return self._batches(
-            _TrainImages(self.train, seed, epoch), [order[s].tolist() for s in mine], device, dtype
-        )
+        images = _Images(self.train, partial(_at_random, seed, epoch))
+        return self._batches(images, [order[s].tolist() for s in mine], device, dtype)
 
     def test_batches(
         self,
@@ -135,7 +135,7 @@ class FolderData:
     ) -> Batches:
         """See `Data.test_batches`."""
         mine, order = shares(self.test_size, batch_size, rank, world), range(self.test_size)
-        return self._batches(_TestImages(self.test), [list(order[s]) for s in mine], device, dtype)
+        return self._batches(_Images(self.test, _at_centre), [list(order[s]) for s in mine], device, dtype)
 
     def _batches(
         self, images: Dataset[Any], batches: list[list[int]], device: torch.device | str, dtype: torch.dtype
@@ -193,43 +193,30 @@ def _undisturbed(worker: int) -> None:
 
 
 class _Images(Dataset[Any]):
-    """Decoded images; one that cannot be read gives an error message instead.
+    """Decoded images, each cut as told; one that cannot be read gives an error message instead.
 
     (An error raised in a worker would arrive wrapped into a traceback of many lines.)
     """
 
-    def __init__(self, files: Files) -> None:
-        self.files = files
+    def __init__(self, files: Files, cut: Callable[[Image.Image, int], Image.Image]) -> None:
+        self.files, self.cut = files, cut
 
     def __getitem__(self, index: int) -> Sample | str:
         try:
             image = transforms.read_image(Path(os.fsdecode(self.files.paths[index])))
         except SparsityError as error:
             return str(error)
-        pixels = np.array(self.transform(image, index)).transpose(2, 0, 1)
+        pixels = np.array(self.cut(image, index)).transpose(2, 0, 1)
         return pixels, int(self.files.labels[index])
 
-    def transform(self, image: Image.Image, index: int) -> Image.Image:
-        """What is made of the image with this index."""
-        raise NotImplementedError
+
+def _at_random(seed: int, epoch: int, image: Image.Image, index: int) -> Image.Image:
+    """The image cropped and flipped by random numbers of its own."""
+    return transforms.random_crop(image, random.Random(stable_seed(seed, epoch, index)))
 
 
-class _TrainImages(_Images):
-    """Each image cropped and flipped by random numbers of its own."""
-
-    def __init__(self, files: Files, seed: int, epoch: int) -> None:
-        super().__init__(files)
-        self.seed, self.epoch = seed, epoch
-
-    def transform(self, image: Image.Image, index: int) -> Image.Image:
-        return transforms.random_crop(image, random.Random(stable_seed(self.seed, self.epoch, index)))
-
-
-class _TestImages(_Images):
-    """The centre of each image."""
-
-    def transform(self, image: Image.Image, index: int) -> Image.Image:
-        return transforms.centre_crop(image)
+def _at_centre(image: Image.Image, index: int) -> Image.Image:
+    return transforms.centre_crop(image)
 
 
 def _collate(samples: list[Sample | str]) -> tuple[Tensor, Tensor] | str:

@@ -8,7 +8,7 @@ processes nor on the device.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ def stable_seed(*numbers: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-@dataclass(frozen=True, eq=False)
-class EpochPlan:
+class EpochPlan(NamedTuple):
     """One epoch: place i shows the sample `order[i]`, moved by `dy[i]` and `dx[i]`, mirrored if `flips[i]`.
 
     Attributes:
@@ -47,17 +46,13 @@ class EpochPlan:
         flips = torch.randint(2 if flip else 1, (size,), generator=generator).bool()
         return cls(order, dy, dx, flips)
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Order, offsets, flips."""
-        return self.order, self.dy, self.dx, self.flips
-
     def to(self, device: torch.device | str, *, copy: bool = False) -> EpochPlan:
         """The same plan on a device, so that nothing is sent there during the epoch."""
-        return EpochPlan(*(t.to(device, copy=copy) for t in self.tensors()))
+        return EpochPlan(*(tensor.to(device, copy=copy) for tensor in self))
 
     def fill(self, other: EpochPlan) -> None:
         """Copy another plan into this one, in place."""
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+        for mine, theirs in zip(self, other, strict=True):
             mine.copy_(theirs)
 
 
