@@ -199,8 +199,9 @@ def test_one_run_of_several_processes_or_several_runs(monkeypatch, tmp_path: Pat
     assert "2 processes train one run together" in capsys.readouterr().err
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(train, "_at_a_time", lambda *_, **__: asked.append("several"))
-    monkeypatch.setattr(train, "train", lambda *_, **__: {"accuracy": 1, "nll": 1, "ece": 1})
+    run = {"accuracy": 1, "nll": 1, "ece": 1}
+    monkeypatch.setattr(train, "_at_a_time", lambda *_, **__: asked.append("several") or [run, run])
+    monkeypatch.setattr(train, "train", lambda *_, **__: run)
     monkeypatch.setattr(train, "connect", lambda _: Processes(0, 1, torch.device("cpu")))
     train.train_seeds(resolve({"data": "digits"}), 2, tmp_path)
     assert not asked

@@ -134,25 +134,10 @@ def train_seeds(
         raise SparsityError(f"{world} processes train one run together: leave out --jobs, or torchrun")
     if jobs is None:
         jobs = AT_A_TIME if world == 1 and torch.cuda.is_available() and settings.device != "cpu" else 1
-    together = min(jobs, seeds) > 1
-    if together:
-        _at_a_time(each, folders, jobs, force=force)
-        force = False  # what has just been done is only read
-    runs, failed = list[dict[str, Any]](), list[str]()
-    unanswered()  # from before
-    for one, folder in zip(each, folders, strict=True):
-        if connect(one.device).most(unanswered()):
-            raise Interrupted(f"stopped before seed {one.seed}: the same command goes on")
-        try:
-            done = RunFolder(folder).look(one, force=False) if together else None  # `train` would say so
-            runs.append(done or train(one, folder, force=force))
-        except Interrupted:
-            raise
-        except TrainingError as error:
-            failed.append(f"seed {one.seed}")
-            if is_main():
-                print_plain(f"seed {one.seed}: {error}")
-    refuse(failed, seeds)
+    if min(jobs, seeds) > 1:
+        runs = _at_a_time(each, folders, jobs, force=force)
+    else:
+        runs = _in_turn(each, folders, force=force)
     scores = {key: [float(run[key]) for run in runs] for key in SCORES}
     return {
         "runs": runs,
@@ -161,7 +146,28 @@ def train_seeds(
     }
 
 
-def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, force: bool) -> None:
+def _in_turn(each: Sequence[Settings], folders: Sequence[Path], *, force: bool) -> list[dict[str, Any]]:
+    """Train one after the other; a request to stop that came while one was finished stops before the next."""
+    runs, failed = list[dict[str, Any]](), list[str]()
+    unanswered()  # from before
+    for settings, folder in zip(each, folders, strict=True):
+        if connect(settings.device).most(unanswered()):
+            raise Interrupted(f"stopped before seed {settings.seed}: the same command goes on")
+        try:
+            runs.append(train(settings, folder, force=force))
+        except Interrupted:
+            raise
+        except TrainingError as error:
+            failed.append(f"seed {settings.seed}")
+            if is_main():
+                print_plain(f"seed {settings.seed}: {error}")
+    refuse(failed, len(each))
+    return runs
+
+
+def _at_a_time(
+    each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, force: bool
+) -> list[dict[str, Any]]:
     """Train the runs in processes of their own; what is wrong with the settings is found out first."""
     build.check_model(each[0].model)
     check_logger(each[0].log)
@@ -173,3 +179,5 @@ def _at_a_time(each: Sequence[Settings], folders: Sequence[Path], jobs: int, *, 
             arguments = ["train", "--config", str(config), "--out", str(folder)]
             commands[f"seed {settings.seed}"] = arguments + (["--force"] if force else [])
         run_together(commands, jobs, each[0].device)
+    pairs = zip(each, folders, strict=True)
+    return [RunFolder(folder).look(settings) or train(settings, folder) for settings, folder in pairs]
