@@ -246,8 +246,8 @@ class Trainer(Parts):
             "explored": {
                 n: _packed(lived, alive[n].rows()) for n, lived in self.explored.state_dict().items()
             },
-            "start": None if self.start is None else self.start.as_dict(),
-            "before_pruning": None if self.before_pruning is None else self.before_pruning.as_dict(),
+            "start": self.start and self.start.as_dict(),
+            "before_pruning": self.before_pruning and self.before_pruning.as_dict(),
             "scores": [scores.as_dict() for scores in self.scores],
             "meter": p.gather(self.meter.values()),
             "rng": p.gather(torch.get_rng_state()),
@@ -271,9 +271,9 @@ class Trainer(Parts):
         self.cost.steps, self.cost.spent = state["cost"]
         lived = {name: _unpacked(bits) for name, bits in state["explored"].items()}
         self.explored.load_state_dict(lived)
-        self.start = None if state["start"] is None else Scores(**state["start"])
-        before = state.get("before_pruning")  # checkpoints of older versions have none
-        self.before_pruning = None if before is None else Scores(**before)
+        self.start, self.before_pruning = (
+            scores and Scores(**scores) for scores in (state["start"], state["before_pruning"])
+        )
         self.scores = [Scores(**scores) for scores in state["scores"]]
         rank, meters = self.processes.rank, state["meter"]
         self.had = len(meters)
@@ -283,8 +283,7 @@ class Trainer(Parts):
             seen = torch.stack(meters)
             self.meter.load(torch.cat([seen[:, :2].sum(0) * (rank == 0), seen[:1, 2]]))
         torch.set_rng_state(state["rng"][rank % len(meters)])
-        if "python_rng" in state:  # checkpoints of older versions have none
-            set_python_state(state["python_rng"][rank % len(meters)])
+        set_python_state(state["python_rng"][rank % len(meters)])
         if state["cuda_rng"] is not None and self.on_gpu:
             torch.cuda.set_rng_state(state["cuda_rng"][rank % len(meters)])
 
