@@ -24,6 +24,7 @@ from suptickets.training.saved import Saved
 from suptickets.training.verdict import SUPERPOSING, verdict
 
 TEST_BATCH = 1000
+Predict = Callable[[Tensor], list[Tensor]]
 
 
 def evaluate(
@@ -42,37 +43,64 @@ def evaluate(
     that makes networks which are not the library's own: one that a file names is never imported. With a
     `holdout`, networks are evaluated on that share of the training data instead of on the test data.
     """
-    read = saved.singles if tickets else lambda path: [saved.result(path)]
-    found = [one for path in paths for one in read(path)]
-    if model is not None and not any(":" in one.settings.model for one in found):
-        raise SparsityError("--model is for networks that are not the library's own: leave it out")
-    found = [one.named(model) for one in found]
+    found = _found(paths, tickets, model)
     name = data or _common([one.settings.data for one in found])
     source = _data(name, data_dir or found[0].settings.data_dir, holdout)
     where = connect(device).device
     models = [one.load(source, where) for one in found]
-    predict = _members(found[0], models[0], where) if len(found) == 1 else _each(found, models, where)
-    size = models[0].size if len(found) == 1 and isinstance(models[0], Members) else len(found)
-    panel = Panel(size, where)
-    with torch.no_grad():
-        dtype = build.DTYPES[build.precision(found[0].settings, where)]
-        for x, y in source.test_batches(TEST_BATCH, device=where, dtype=dtype):
-            panel.add(predict(x), y)
-    if len(found) == 1:
-        tally = panel.ensemble if isinstance(models[0], Members) else panel.each[0]
-        own = found[0].settings
-        elsewhere = isinstance(source, FolderData) and not _same(data_dir, own.data_dir)
-        if (name, holdout) == (own.data, own.holdout) and not elsewhere:
-            _judge(found[0], tally)
-        return {**_network(found[0], models[0], tally, source), "diversity": panel.difference()}
+    if len(found) > 1:
+        return _compared(found, models, source, where)
+    one, own = found[0], found[0].settings
+    tally, result = _alone(one, models[0], source, where)
+    elsewhere = isinstance(source, FolderData) and not _same(data_dir, own.data_dir)
+    if (name, holdout) == (own.data, own.holdout) and not elsewhere:
+        _judge(one, tally)
+    return result
+
+
+def _found(paths: Sequence[Path], tickets: bool, model: str | None) -> list[Saved]:
+    """What is in these places."""
+    read = saved.singles if tickets else lambda path: [saved.result(path)]
+    found = [one for path in paths for one in read(path)]
+    if model is not None and not any(":" in one.settings.model for one in found):
+        raise SparsityError("--model is for networks that are not the library's own: leave it out")
+    return [one.named(model) for one in found]
+
+
+def _alone(one: Saved, model: nn.Module, data: Data, device: torch.device) -> tuple[Tally, dict[str, Any]]:
+    """What is counted of one network, and all that is reported of it: of members, how they differ too."""
+    if isinstance(model, Members):
+        predict = _in_precision(one, model.members, device)
+        panel = _panel(lambda x: list(predict(x).unbind()), model.size, one, data, device)
+        tally = panel.ensemble
+    else:
+        panel = _panel(_each([one], [model], device), 1, one, data, device)
+        (tally,) = panel.each
+    return tally, {**_network(one, model, tally, data), "diversity": panel.difference()}
+
+
+def _compared(
+    found: Sequence[Saved], models: Sequence[nn.Module], data: Data, device: torch.device
+) -> dict[str, Any]:
+    """Several networks: each of them, how they differ, what they predict together."""
+    panel = _panel(_each(found, models, device), len(found), found[0], data, device)
     return {
         "networks": [
-            {"path": str(one.path), **_network(one, network, tally, source)}
+            {"path": str(one.path), **_network(one, network, tally, data)}
             for one, network, tally in zip(found, models, panel.each, strict=True)
         ],
         "diversity": panel.difference(),
         "ensemble": {**panel.ensemble.scores().as_dict(), **details(panel.ensemble)},
     }
+
+
+@torch.no_grad()
+def _panel(predict: Predict, size: int, first: Saved, data: Data, device: torch.device) -> Panel:
+    """Count what so many predictors predict on all test images."""
+    panel, dtype = Panel(size, device), build.DTYPES[build.precision(first.settings, device)]
+    for x, y in data.test_batches(TEST_BATCH, device=device, dtype=dtype):
+        panel.add(predict(x), y)
+    return panel
 
 
 def _data(name: str, folder: str | None, holdout: float) -> Data:
@@ -91,21 +119,10 @@ def _common(names: Sequence[str]) -> str:
     return names[0]
 
 
-Predict = Callable[[Tensor], list[Tensor]]
-
-
 def _each(found: Sequence[Saved], models: Sequence[nn.Module], device: torch.device) -> Predict:
     """The logits of each network, each in the precision that it was trained in."""
     single = [_in_precision(one, model, device) for one, model in zip(found, models, strict=True)]
     return lambda x: [predict(x) for predict in single]
-
-
-def _members(one: Saved, model: nn.Module, device: torch.device) -> Predict:
-    """The logits of each member of a network."""
-    if not isinstance(model, Members):
-        return _each([one], [model], device)
-    predict = _in_precision(one, model.members, device)
-    return lambda x: list(predict(x).unbind())
 
 
 def _in_precision(
