@@ -169,6 +169,11 @@ def readings(cell: Cell) -> tuple[Reading, ...]:
     return (own, Reading.of({**cell.settings(), "booster": "none"})) if cell.measure == "p_value" else (own,)
 
 
+def trains(cells: Iterable[Cell]) -> bool:
+    """Whether any of these cells needs a run."""
+    return any(readings(cell) for cell in cells)
+
+
 def together_key(reading: Reading, seeds: Sequence[int]) -> dict[str, Any]:
     """The name under which the networks of these seeds together are stored."""
     return {**reading.key, "booster": TOGETHER, "seeds": list(seeds)}

@@ -1,20 +1,16 @@
-"""What a result depends on beside its settings: the command, versions, hardware, revision of the library."""
+"""What a result depends on beside its settings: versions, hardware, revision of the library."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from suptickets.errors import SparsityError
-from suptickets.experiments.plan import Mode
 from suptickets.training.processes import connect
 from suptickets.training.result import hardware, versions
 
@@ -61,18 +57,3 @@ def _told() -> str | None:
     if told and not re.fullmatch("[0-9a-f]{40}(-dirty)?", told):
         raise SparsityError(f"{TOLD} must be what `git rev-parse HEAD` prints, not {told!r}")
     return told or None
-
-
-def command(names: Sequence[str], cells: str, seeds: int | None, mode: Mode, out: str | Path) -> str:
-    """The command that makes results (again), to be copied; the place of the data and the jobs are open."""
-    options = {"--cells": cells, "--seeds": seeds, "--scale": None if mode.scale == 1 else f"{mode.scale:g}"}
-    given = [str(part) for pair in options.items() if pair[1] for part in pair]
-    given += ["--separate"] * mode.separate
-    for name, value in mode.changes + mode.unsaid:
-        given += ["--set", f"{name}={_written(value)}"]
-    parts = ["suptickets", "reproduce", *names, *given, "--data-dir", "DATA", "--out", str(out)]
-    return shlex.join(parts)
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

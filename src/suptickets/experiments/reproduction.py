@@ -14,6 +14,7 @@ from rich.table import Table
 from suptickets.errors import SparsityError, whole
 from suptickets.experiments.averages import located
 from suptickets.experiments.cells import Cell, experiment, select
+from suptickets.experiments.commands import command
 from suptickets.experiments.estimate import cost, tree
 from suptickets.experiments.numbers import table
 from suptickets.experiments.plan import (
@@ -29,7 +30,7 @@ from suptickets.experiments.plan import (
     too_short,
     wanted,
 )
-from suptickets.experiments.provenance import TOLD, command, revision
+from suptickets.experiments.provenance import TOLD, revision
 from suptickets.experiments.results import notes
 from suptickets.experiments.runner import Runner
 from suptickets.experiments.store import Results, Store

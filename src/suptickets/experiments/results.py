@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from suptickets.errors import SparsityError, choice
-from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment, select
+from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment
+from suptickets.experiments.commands import MAIN, commands, commands_of_pairs
 from suptickets.experiments.errata import ERRATA, erratum
-from suptickets.experiments.gains import BOTH, GAINS, gains_page, named, pairs
+from suptickets.experiments.gains import GAINS, gains_page, pairs
 from suptickets.experiments.numbers import ours, spent
-from suptickets.experiments.plan import KEY, TOGETHER, Mode, readings
-from suptickets.experiments.provenance import command
+from suptickets.experiments.plan import TOGETHER, Mode, readings, trains
 from suptickets.experiments.store import Results, Store, mode_of, only_mode
 from suptickets.report import (
     FIGURES,
@@ -41,7 +41,6 @@ MARKS = {
     **dict.fromkeys(("large-lr", "variance", "diversity"), NOBODY),
 }
 UNSHOWN = ("experiment", "measure", *VARIATIONS)
-SPLIT = ("model", "method", "data", "sparsity")  # what a command that would train too much is split by
 
 FORKED = (
     "Forked: runs share their training until the cycles begin, so plain runs drop the rate where those with "
@@ -51,7 +50,6 @@ DRAWN = "Nothing is trained for this: suptickets report STORE --experiment NAME 
 SEPARATE = "Separate: every cell has runs of its own, as in the paper."
 LEAST = 4  # seeds a side, below which a p-value says nothing
 FEW = f"A p-value needs {LEAST} seeds a side: from three against three the test gives none below 0.1."
-MAIN = ("vgg16", "resnet50", "wrn28-10", "imagenet")  # main tables, whose runs other experiments share
 
 
 def page(
@@ -81,7 +79,7 @@ def page(
         figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
         notes=[*_left_out(used, shown), *_page_notes(mode, own.table), *few],
-        commands=_commands(name, mode, [cell for cell, found in known if found], results),
+        commands=commands(name, mode, [cell for cell, found in known if found], results),
         results=used,
         seconds=spent(used),
     )
@@ -177,18 +175,7 @@ def _page(
     if name != GAINS:
         return page(name, records, mode, store, beside)
     shown = f"suptickets report again --experiment {GAINS}"
-    return gains_page(records, mode, _made(mode), [*_trained(records, mode), shown])
-
-
-def _trained(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]:
-    """The commands that train all pairs: each as a part of the first table that has it."""
-    results, left, found = Results(records, mode), {pair.cell for pair in pairs(records, mode)}, list[str]()
-    for name in dict.fromkeys((*MAIN, *EXPERIMENTS)):
-        own = {cell: named(cell.as_dict()) for cell in experiment(name).table}
-        done = [cell for cell in own if own[cell] in left and cell.booster in BOTH and not cell.variation]
-        found += _commands(name, mode, done, results) if done else []
-        left -= {own[cell] for cell in done}
-    return found
+    return gains_page(records, mode, _made(mode), [*commands_of_pairs(records, mode), shown])
 
 
 def _write_markdown(pages: Mapping[str, Page], out: Path) -> list[Path]:
@@ -245,11 +232,6 @@ def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]
     return [*([GAINS] if pairs(records, mode) else []), *found]
 
 
-def trains(cells: Iterable[Cell]) -> bool:
-    """Whether any of these cells needs a run."""
-    return any(readings(cell) for cell in cells)
-
-
 def notes(mode: Mode, cells: Iterable[Cell]) -> list[str]:
     """What a reader of the numbers of these cells must know."""
     cells = list(cells)
@@ -274,48 +256,6 @@ def _made(mode: Mode) -> list[str]:
     other = f"All runs are of the model {model}, whichever is named."
     made = [SEPARATE if mode.separate else FORKED]
     return [*made, *([trial] if mode.trial else []), *([other] if model else [])]
-
-
-def _commands(name: str, mode: Mode, done: Iterable[Cell], results: Results) -> list[str]:
-    """The commands that compute these cells anew, up to the last of their seeds, and nothing else."""
-    every = experiment(name).table
-    if not trains(every):
-        return [f"suptickets report STORE --experiment {name}"]
-    seeds = {cell: max(_seeds(cell, results)) for cell in done if readings(cell)}
-    if not seeds:
-        return [command([name], "", None, mode, "again")]
-    return [
-        command([name], part, last, mode, "again")
-        for last in sorted({*seeds.values()}, reverse=True)
-        for part in _filters([cell for cell in seeds if seeds[cell] == last], every)
-    ]
-
-
-def _seeds(cell: Cell, results: Results) -> set[int]:
-    return {seed for reading in readings(cell) for seed in results.measures(reading)}
-
-
-def _filters(done: Sequence[Cell], cells: Sequence[Cell], keys: Sequence[str] = SPLIT) -> list[str]:
-    """The narrowest filter that leaves these cells, or several filters if one would leave others too."""
-    where = _filter(done, cells)
-    needed = {reading for cell in done for reading in readings(cell)}
-    more = any(not needed.issuperset(readings(cell)) for cell in select(cells, where))
-    if not more or not keys:
-        return [where]
-    values = dict.fromkeys(getattr(cell, keys[0]) for cell in done)
-    split = [[cell for cell in done if getattr(cell, keys[0]) == value] for value in values]
-    return [where for part in split for where in _filters(part, cells, keys[1:])]
-
-
-def _filter(done: Sequence[Cell], cells: Sequence[Cell]) -> str:
-    """A filter by what these cells have, and not all have."""
-    known, every = [cell.texts() for cell in done], [cell.texts() for cell in cells]
-    terms = []
-    for key in KEY:
-        kept = {one.get(key) for one in known}
-        if None not in kept and kept != {one.get(key) for one in every}:
-            terms += [f"{key}={value}" for value in dict.fromkeys(one[key] for one in known)]
-    return ",".join(terms)
 
 
 def _shown(cell: Cell, found: Ours | None, mode: Mode, own: Experiment) -> CellResult:
