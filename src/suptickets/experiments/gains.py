@@ -25,6 +25,7 @@ from suptickets.report.again import again, time_spent
 from suptickets.report.colours import MUTED, SERIES
 from suptickets.report.document import Block, Cell, Note, Number, Page, Plot, Section, Table
 from suptickets.report.measures import MINUS, NO_BREAK, measure
+from suptickets.report.parted import parted
 
 if TYPE_CHECKING:
     from suptickets.report.chart import Chart
@@ -158,10 +159,7 @@ def _sides(found: Sequence[Pair]) -> tuple[list[Mapping[str, Any]], list[Mapping
 
 def by_cell(found: Iterable[Pair]) -> dict[tuple[str, str, str, float], list[Pair]]:
     """The pairs of each cell."""
-    cells: dict[tuple[str, str, str, float], list[Pair]] = {}
-    for pair in found:
-        cells.setdefault(pair.cell, []).append(pair)
-    return cells
+    return parted(found, lambda pair: pair.cell)
 
 
 # ---- the page ----
@@ -195,9 +193,7 @@ def _line(key: Mapping[str, Any], seed: int) -> str:
 
 def _by(name: str, found: Iterable[Pair]) -> dict[str, list[Pair]]:
     """The pairs by a part of their cell's name, the most frequent value first."""
-    parts: dict[str, list[Pair]] = {}
-    for pair in found:
-        parts.setdefault(str(pair.cell[NAMED.index(name)]), []).append(pair)
+    parts = parted(found, lambda pair: str(pair.cell[NAMED.index(name)]))
     return dict(sorted(parts.items(), key=lambda part: -len(part[1])))
 
 

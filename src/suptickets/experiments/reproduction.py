@@ -36,6 +36,7 @@ from suptickets.experiments.runner import Runner
 from suptickets.experiments.store import Results, Store
 from suptickets.experiments.work import Compare, Grow
 from suptickets.report.measures import measure
+from suptickets.report.parted import parted
 from suptickets.training.build import check_model, data_of
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
@@ -141,10 +142,8 @@ def _counted(cells: Sequence[Cell], seeds: int | None, results: Results, mode: M
     once = _tasks(cells, seeds, results, mode)
     if not mode.separate:
         return once
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(cell.experiment, []).append(cell)
-    tasks = [task for group in groups.values() for task in _tasks(group, seeds, results, mode)]
+    groups = parted(cells, lambda cell: cell.experiment).values()
+    tasks = [task for group in groups for task in _tasks(group, seeds, results, mode)]
     if len(tasks) > len(once):
         epochs = sum(task.epochs for task in once)
         print_plain(

@@ -87,6 +87,10 @@ class CellResult:
 
         return float(stats.ttest_ind_from_stats(*self.ours, *self.paper[:3], equal_var=False).pvalue)
 
+    def where(self) -> str:
+        """Data and model, as in a title."""
+        return " · ".join(plain(self.settings[key]) for key in ("data", "model") if key in self.settings)
+
     def column(self, *, level: bool = True) -> tuple[str, ...]:
         """The column that it has in the paper's tables: data, sparsity (if `level`) and measure."""
         sparsity = sparsity_name(self.settings) if level else ""

@@ -11,6 +11,7 @@ from suptickets.report.colours import MUTED, SERIES, SHADE
 from suptickets.report.document import Block, Cell, Note, Number, Numbers, Page, Plot, Section, Table
 from suptickets.report.measures import MEASURES, NO_BREAK, NOTHING, Measure, file_names, plain
 from suptickets.report.panels import panel_sections
+from suptickets.report.parted import parted
 from suptickets.report.runs import Run, runs_name, sparsity_name
 
 if TYPE_CHECKING:
@@ -212,11 +213,7 @@ def _results(cell: CellResult, best: bool) -> list[Cell]:
 
 def _differences(cells: Sequence[CellResult]) -> list[Plot]:
     """Ours minus the paper's, cell by cell, in joint deviations; a plot for each data set and model."""
-    parts: dict[str, list[CellResult]] = {}
-    for cell in cells:
-        if cell.deviations is not None:
-            where = [cell.settings[key] for key in ("data", "model") if key in cell.settings]
-            parts.setdefault(" · ".join(plain(part) for part in where), []).append(cell)
+    parts = parted((cell for cell in cells if cell.deviations is not None), CellResult.where)
     names = file_names([f"difference {where}" for where in parts])
     return [_difference(name, *part) for name, part in zip(names, parts.items(), strict=True)]
 

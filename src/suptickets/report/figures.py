@@ -10,6 +10,7 @@ from suptickets.report.cells import CellResult
 from suptickets.report.colours import INK, SERIES, series
 from suptickets.report.document import Plot
 from suptickets.report.measures import file_names, number, plain
+from suptickets.report.parted import parted
 from suptickets.report.runs import SCHEDULES, method_name, setting_name, sparsity_name
 from suptickets.schedules import CYCLES, cycles
 from suptickets.training.settings import resolve
@@ -77,10 +78,7 @@ def _bars(
     for measure in measures:
         for cell in cells:
             if cell.measure == measure and cell.ours is not None:
-                where = " · ".join(
-                    plain(cell.settings[key]) for key in ("data", "model") if key in cell.settings
-                )
-                groups = plots.setdefault((measure, where), {})
+                groups = plots.setdefault((measure, cell.where()), {})
                 groups.setdefault(sparsity_name(cell.settings), {})[bar(cell)] = cell
     plots = {place: groups for place, groups in plots.items() if sum(map(len, groups.values())) > 1}
     names = file_names([f"figure {measure} {where}" for measure, where in plots])
@@ -128,28 +126,24 @@ def _bar(chart: Chart, x: int, place: int, count: int, low: float, kind: str, ce
 def _lines(measure: str, cells: Sequence[CellResult], limits: tuple[float, float]) -> Plot:
     """A plot within `limits`, the same for both, so that the superposed ticket compares with its tickets."""
     margin = 0.08 * (limits[1] - limits[0]) or 0.01
-    lines: dict[str, list[tuple[float, CellResult]]] = {}
-    for cell in cells:
-        lines.setdefault(sparsity_name(cell.settings), []).append((_tickets(cell), cell))
+    lines = parted(cells, lambda cell: sparsity_name(cell.settings))
 
     def draw(chart: Chart) -> None:
         chart.axis_names(cells[0].kind.label, "number of tickets")
         chart.percent()
-        chart.axes.set_xticks(sorted({x for line in lines.values() for x, _ in line}))
+        chart.axes.set_xticks(sorted(set(map(_tickets, cells))))
         chart.axes.set_ylim(limits[0] - margin, limits[1] + margin)
         for place, (name, line) in enumerate(lines.items()):
             aside = 0.07 * (place - (len(lines) - 1) / 2)
-            _line(chart, place, name, aside, sorted(line, key=lambda point: point[0]))
+            _line(chart, place, name, aside, sorted(line, key=_tickets))
 
     title = "Accuracy of the superposed ticket" if measure == "accuracy" else cells[0].kind.label
     return Plot(f"figure-{measure.replace('_', '-')}", title, draw)
 
 
-def _line(
-    chart: Chart, place: int, name: str, aside: float, line: Sequence[tuple[float, CellResult]]
-) -> None:
+def _line(chart: Chart, place: int, name: str, aside: float, line: Sequence[CellResult]) -> None:
     """Draw a line, moved aside a little, so that the deviations of several lines are seen."""
-    known = [(x, cell.ours, cell.kind) for x, cell in line if cell.ours]
+    known = [(_tickets(cell), cell.ours, cell.kind) for cell in line if cell.ours]
     chart.line([x + aside for x, *_ in known], [ours.mean for _, ours, _ in known], series(place), name=name)
     for x, ours, kind in known:
         tip = f"{name}, {x:g} tickets\n{kind.show(ours.mean, ours.sd)}"

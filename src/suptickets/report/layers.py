@@ -11,6 +11,7 @@ from suptickets.report.colours import MUTED
 from suptickets.report.document import Cell, Plot, Table
 from suptickets.report.looks import MOST, Look, final_colour, first_of, looks
 from suptickets.report.measures import MEASURES, number, plain, reading
+from suptickets.report.parted import parted
 from suptickets.report.runs import Curve, Group, Run, layer_curves, layers
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ def _heat(chart: Chart, run: Run, curves: Sequence[Curve]) -> None:
 def end_plots(groups: Sequence[Group]) -> list[Plot]:
     """Layers at the end: a plot for the first settings that have the same layers; none if these are dense."""
     found = [(one, look, _sparsities(one)) for one, look in zip(groups, looks(groups), strict=True)]
-    alike: dict[tuple[str, ...], list[Ended]] = {}
-    for each in found:
-        alike.setdefault(tuple(each[2]), []).append(each)
+    alike = parted(found, lambda each: tuple(each[2]))
     shown = [same for same in alike.values() if any(any(each.values()) for *_, each in same)]
     plots = [_end(same, alone=len(groups) == 1) for same in shown]
     models = [plain(same[0][0].config.get("model", "")) for same in shown]

@@ -10,6 +10,7 @@ from suptickets.report.curves import curve_plots
 from suptickets.report.document import Block, Plot, Section
 from suptickets.report.layers import end_plots, moving_plots
 from suptickets.report.measures import file_names, plain
+from suptickets.report.parted import parted
 from suptickets.report.run_page import cycles_text
 from suptickets.report.runs import INCIDENTAL, Group, Run, grouped, sparsity_name
 from suptickets.report.scores import cost_plots, diversity_plots, reliability_plots, setting_plots
@@ -26,21 +27,14 @@ DIVERSITY = "How much what a run combines differs in its predictions."
 
 def panel_sections(runs: Sequence[Run]) -> list[Section]:
     """The results of all runs and, folded, what is long about them."""
-    panels, tables = _panels(runs, _where), result_tables(grouped(runs), fold=True)
+    panels, tables = parted(runs, _where), result_tables(grouped(runs), fold=True)
     sections = [
         Section("Results", [*_each(panels, setting_plots), *tables], BY_SETTING),
         Section("Cost", _each(panels, cost_plots)),
-        Section("Diversity", _each(_panels(_one_reading(runs), _where), diversity_plots), DIVERSITY),
-        *_runs(_panels(runs, lambda run: f"{_where(run)} · {_level(run)}")),
+        Section("Diversity", _each(parted(_one_reading(runs), _where), diversity_plots), DIVERSITY),
+        *_runs(parted(runs, lambda run: f"{_where(run)} · {_level(run)}")),
     ]
     return [section for section in sections if section.blocks]
-
-
-def _panels(runs: Sequence[Run], name: Callable[[Run], str]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(name(run), []).append(run)
-    return found
 
 
 def _one_reading(runs: Sequence[Run]) -> list[Run]:

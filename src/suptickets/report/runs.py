@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from suptickets.errors import SparsityError
 from suptickets.methods import METHODS
 from suptickets.report.measures import MEASURES, NO_BREAK, number, plain, reading
+from suptickets.report.parted import parted
 from suptickets.training.boosters import CYCLIC, part_names
 from suptickets.training.folder import RunFolder
 from suptickets.training.settings import UNSAID, Settings, read_config
@@ -313,10 +314,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs of equal settings together, in the order in which they come."""
-    together: dict[str, list[Run]] = {}
-    for run in runs:
-        together.setdefault(_identity(run), []).append(run)
-    members = list(together.values())
+    members = list(parted(runs, _identity).values())
     return [Group(*pair) for pair in zip(labels([own[0].config for own in members]), members, strict=True)]
 
 
