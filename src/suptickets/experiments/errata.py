@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from suptickets.report.document import Note
+
 UNPRINTED = ("figures", "The paper only draws this: its source has no numbers to compare with.")
 # By experiment: the anchor in docs/errata.md, and a sentence.
-ERRATA = {
+_SAID = {
     "averaging": UNPRINTED,
     "batch-norm": (
         "wide-resnet",
@@ -57,9 +59,4 @@ ERRATA = {
         "SET with Sup-tickets on CIFAR-10 at 80 % is 95.93 here and 95.92 in the table of batch norm.",
     ),
 }
-
-
-def erratum(name: str) -> str:
-    """What is wrong in the paper about an experiment, and where to read more."""
-    anchor, text = ERRATA[name]
-    return f"{text} See docs/errata.md#{anchor}."
+ERRATA = {name: Note(text, f"errata.md#{anchor}") for name, (anchor, text) in _SAID.items()}

@@ -108,7 +108,7 @@ def reproduce(
     told = {"missing": list(missing.values()), "failed": runner.failed, "damaged": store.damaged}
     alone = seeds == 1 and any(cell.booster == TOGETHER or cell.measure == "p_value" for cell in chosen)
     few = ["A dense ensemble and a p-value need two seeds at least."] if alone else []
-    return {**about, "cells": found, "notes": [*notes(mode, chosen), *few], **told}
+    return {**about, "cells": found, "notes": [*map(str, notes(mode, chosen)), *few], **told}
 
 
 def _mode(scale: float, separate: bool, changes: Mapping[str, Any], cells: Iterable[Cell]) -> Mode:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from suptickets.errors import SparsityError, choice
 from suptickets.experiments.cells import EXPERIMENTS, VARIATIONS, Cell, Experiment, experiment
 from suptickets.experiments.commands import MAIN, commands, commands_of_pairs
-from suptickets.experiments.errata import ERRATA, erratum
+from suptickets.experiments.errata import ERRATA
 from suptickets.experiments.gains import GAINS, gains_page, pairs
 from suptickets.experiments.numbers import ours, spent
 from suptickets.experiments.plan import TOGETHER, Mode, readings, trains
@@ -78,7 +79,7 @@ def page(
         runs=stored_runs(shown, folder),
         figure=schedule if name == "schedule" else FIGURES.get(name),
         mark=MARKS.get(name, best_among("booster")),
-        notes=[*_left_out(used, shown), *_page_notes(mode, own.table), *few],
+        notes=[*_left_out(used, shown), *notes(mode, own.table), *few],
         commands=commands(name, mode, [cell for cell, found in known if found], results),
         results=used,
         seconds=spent(used),
@@ -232,21 +233,14 @@ def _with_results(records: Sequence[Mapping[str, Any]], mode: Mode) -> list[str]
     return [*([GAINS] if pairs(records, mode) else []), *found]
 
 
-def notes(mode: Mode, cells: Iterable[Cell]) -> list[str]:
+def notes(mode: Mode, cells: Iterable[Cell]) -> list[Note]:
     """What a reader of the numbers of these cells must know."""
     cells = list(cells)
     names = list(dict.fromkeys(cell.experiment for cell in cells))
-    wrong = {name: erratum(name) for name in names if name in ERRATA}
-    said = [f"{name}: {text}" if len(names) > 1 else text for name, text in wrong.items()]
-    if not trains(cells):
-        return [DRAWN, *said]
-    return [*_made(mode), *said]
-
-
-def _page_notes(mode: Mode, cells: Iterable[Cell]) -> list[Note]:
-    """The same notes for a page, where errata are links."""
-    linked = {erratum(name): Note(text, f"errata.md#{anchor}") for name, (anchor, text) in ERRATA.items()}
-    return [linked.get(text, Note(text)) for text in notes(mode, cells)]
+    wrong = {name: ERRATA[name] for name in names if name in ERRATA}
+    if len(names) > 1:
+        wrong = {name: replace(note, text=f"{name}: {note.text}") for name, note in wrong.items()}
+    return [*map(Note, _made(mode) if trains(cells) else [DRAWN]), *wrong.values()]
 
 
 def _made(mode: Mode) -> list[str]:
