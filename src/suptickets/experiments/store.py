@@ -75,17 +75,10 @@ class Store:
             with file.open("ab+") as stream:
                 with contextlib.suppress(OSError):  # where there are no locks
                     fcntl.flock(stream, fcntl.LOCK_EX)
-                _append(stream.fileno(), text)
+                append(stream.fileno(), text)
+                os.fsync(stream.fileno())
         except OSError as error:
             raise SparsityError(f"cannot write {file} ({error.strerror}): choose another --out") from error
-
-
-def _append(file: int, text: bytes) -> None:
-    """Append a line and flush it to the disk; after a line that was cut off, begin a new one."""
-    size = os.fstat(file).st_size
-    whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
-    append(file, text if whole else b"\n" + text)
-    os.fsync(file)
 
 
 def _lines(file: Path) -> list[str]:

@@ -100,10 +100,12 @@ def _is_output(path: Path) -> bool:
     return False
 
 
-def append(file: int, text: bytes) -> None:
-    """Append all of `text` to an open file, or nothing."""
+def append(file: int, line: bytes) -> None:
+    """Append all of a line to an open file, or nothing; after a line that was cut off, begin a new one."""
     size = os.fstat(file).st_size
-    if os.write(file, text) < len(text):  # the disk is full
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        line = b"\n" + line
+    if os.write(file, line) < len(line):  # the disk is full
         os.ftruncate(file, size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

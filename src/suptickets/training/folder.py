@@ -188,11 +188,8 @@ class RunFolder:
     def log(self, line: Mapping[str, Any]) -> None:
         """Add a line to the metrics."""
         try:
-            file = os.open(self.metrics, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                append(file, f"{to_json(line)}\n".encode())
-            finally:
-                os.close(file)
+            with self.metrics.open("ab+") as file:
+                append(file.fileno(), f"{to_json(line)}\n".encode())
         except OSError as error:
             raise TrainingError(f"cannot write {self.metrics} ({error.strerror})") from error
 
