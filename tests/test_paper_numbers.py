@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from suptickets.errors import SparsityError
-from suptickets.experiments import EXPERIMENTS, MEASURES, Cell, Number, experiment, select
+from suptickets.experiments import EXPERIMENTS, Cell, Number, experiment, select
 from suptickets.experiments.cells import BOOSTERS, NAMES, OWN, VARIATIONS
 from suptickets.experiments.plan import Mode
 from suptickets.experiments.results import page
 from suptickets.models import build_model
+from suptickets.report.measures import MEASURES
 from suptickets.training.boosters import BOOSTERS as TRAINABLE
 from suptickets.training.settings import Settings, resolve
 

@@ -29,7 +29,7 @@ that are not the same share work in three places:
 **A file of `paper/`**, or of `own/` for what is not in the paper, is one experiment. Its tables have
 `shared` fields, `columns` (groups of fields; a list stands for each of its values in turn) and `rows`: the
 fields of a row, then its numbers as printed, one for each column. Percentages are percentages in the files,
-and fractions in `Number`; `MEASURES` knows which they are.
+and fractions in `Number`; `report.measures` knows which they are.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from suptickets.data import DATA
 from suptickets.errors import SparsityError, choice, unknown
 from suptickets.methods import METHODS
 from suptickets.models import MODELS
+from suptickets.report.measures import measure
 
 Value = str | int | float | tuple[str, ...]
 
@@ -68,19 +69,18 @@ VARIATIONS = (
 
 @dataclass(frozen=True)
 class Measure:
-    """What a cell shows, what it is read off (`of`, see the module), and if the paper prints per cent."""
+    """What a cell shows, and what it is read off (`of`, see the module)."""
 
     summary: str
     of: str = "network"
-    percent: bool = False
 
 
 MEASURES = {
-    "accuracy": Measure("share of the test set that is classified right", percent=True),
-    "ece": Measure("expected calibration error", percent=True),
+    "accuracy": Measure("share of the test set that is classified right"),
+    "ece": Measure("expected calibration error"),
     "nll": Measure("negative log-likelihood"),
-    "ticket_accuracy": Measure("mean accuracy of the tickets", "tickets", percent=True),
-    "ticket_deviation": Measure("population deviation of the tickets' accuracies", "tickets", percent=True),
+    "ticket_accuracy": Measure("mean accuracy of the tickets", "tickets"),
+    "ticket_deviation": Measure("population deviation of the tickets' accuracies", "tickets"),
     "disagreement": Measure("share of the test set on which two members differ, mean of pairs", "tickets"),
     "kl": Measure("Kullback-Leibler divergence between two members, mean of ordered pairs", "tickets"),
     "p_value": Measure("Kolmogorov-Smirnov test against the same cell without a booster", "seeds"),
@@ -88,7 +88,7 @@ MEASURES = {
     "test_flops_ratio": Measure("FLOPs of a forward pass, of those of the dense network"),
     "train_flops": Measure("FLOPs of the dense training", "model"),
     "test_flops": Measure("FLOPs of a forward pass of the dense network", "model"),
-    "layer_sparsity": Measure("sparsity of a layer, `overall`, or `backbone`: all but fc", percent=True),
+    "layer_sparsity": Measure("sparsity of a layer, `overall`, or `backbone`: all but fc"),
     "layer_parameters": Measure("weights of a layer", "model"),
     "layer_flops": Measure("FLOPs of a layer in a forward pass of the dense network", "model"),
     "learning_rate": Measure("learning rate of each step: a drawing", "model"),
@@ -139,7 +139,7 @@ class Cell:
         """The paper's number, if its source has one."""
         if self.printed is None:
             return None
-        shift = -2 if MEASURES[self.measure].percent else 0
+        shift = -2 if measure(self.measure).percent else 0
         return Number(*(float(Decimal(part).scaleb(shift)) for part in self.printed.split("±")))
 
     def settings(self) -> dict[str, Any]:
