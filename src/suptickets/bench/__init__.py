@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from suptickets.bench import (
     build,
@@ -28,6 +27,7 @@ from suptickets.bench.turns import SPARSITY, Options, Row
 from suptickets.errors import SparsityError, choice, fraction, whole
 from suptickets.training.build import check_model
 from suptickets.training.processes import connect
+from suptickets.training.shown import grid
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,8 @@ def show(result: dict[str, Any], console: Console) -> None:
     """Print the rows as a table; columns that no row fills are left out, what all rows share is said once."""
     rows: list[Row] = result["rows"]
     columns = [key for key in rows[0] if key not in COMMON and any(row[key] is not None for row in rows)]
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        numbers = any(isinstance(row[column], float) for row in rows)
-        table.add_column(column, overflow="fold", justify="right" if numbers else "left")
-    for row in rows:
-        table.add_row(*(_text(row[column]) for column in columns))
-    console.print(table)
+    numbers = {column: any(isinstance(row[column], float) for row in rows) for column in columns}
+    console.print(grid(numbers, ([_text(row[column]) for column in columns] for row in rows)))
     common = [text.format(rows[0][key]) for key, text in COMMON.items() if key in rows[0]]
     console.out("; ".join(common))
 

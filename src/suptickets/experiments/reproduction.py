@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from suptickets.errors import SparsityError, whole
 from suptickets.experiments.averages import located
@@ -42,6 +41,7 @@ from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
 from suptickets.training.result import hardware
 from suptickets.training.settings import UNSAID, build, resolve
+from suptickets.training.shown import grid
 
 MOST_SEEDS = 1000  # of each cell
 
@@ -219,18 +219,19 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     """Print every cell in a row, or what a dry run found."""
     if "cells" not in result:
         return console.out(_costs(result))
-    shown = Table(box=None, pad_edge=False)
-    for name in ("cell", "measure", "paper", "ours", "runs"):
-        shown.add_column(name, justify="left" if name in ("cell", "measure") else "right", overflow="fold")
-    for cell in result["cells"]:
-        paper, ours, kind = cell["paper"] or {}, cell["ours"] or {}, measure(cell["measure"])
-        what = " ".join(str(value) for value in cell["settings"].values())
-        theirs = kind.quoted(paper.get("printed", ""), paper.get("mean"), paper.get("deviation"))
-        own = kind.bare(ours.get("mean"), ours.get("sd"))
-        shown.add_row(what, cell["measure"], theirs, own, str(ours.get("runs", "")))
-    console.print(shown)
+    columns = {"cell": False, "measure": False, "paper": True, "ours": True, "runs": True}
+    console.print(grid(columns, map(_shown, result["cells"])))
     for line in [*result["notes"], *(f"failed: {line}" for line in result["failed"])]:
         console.out(line)
+
+
+def _shown(cell: Mapping[str, Any]) -> list[str]:
+    """The row of a cell."""
+    paper, ours, kind = cell["paper"] or {}, cell["ours"] or {}, measure(cell["measure"])
+    what = " ".join(str(value) for value in cell["settings"].values())
+    theirs = kind.quoted(paper.get("printed", ""), paper.get("mean"), paper.get("deviation"))
+    own = kind.bare(ours.get("mean"), ours.get("sd"))
+    return [what, cell["measure"], theirs, own, str(ours.get("runs", ""))]
 
 
 def _costs(found: Mapping[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -66,13 +66,12 @@ def _sparsity(layers: Mapping[str, Any], name: str) -> float | None:
 
 def score_table(networks: Mapping[str, Mapping[str, Any]]) -> Table:
     """A table with a row for each of the named networks; numbers that are missing are left blank."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "accuracy", "NLL", "ECE", "sparsity"):
-        table.add_column(name, justify="left" if not name else "right", overflow="fold")
-    for name, scores in networks.items():
-        formats = {"accuracy": ".2%", "nll": ".4f", "ece": ".2%", "sparsity": ".2%"}
-        table.add_row(name, *(_number(scores.get(key), form) for key, form in formats.items()))
-    return table
+    formats = {"accuracy": ".2%", "nll": ".4f", "ece": ".2%", "sparsity": ".2%"}
+    rows = [
+        [name, *(_number(scores.get(key), form) for key, form in formats.items())]
+        for name, scores in networks.items()
+    ]
+    return grid({"": False, **dict.fromkeys(("accuracy", "NLL", "ECE", "sparsity"), True)}, rows)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -98,11 +97,18 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
     """A table of these rows, with the columns of the first."""
+    columns = dict.fromkeys(rows[0], False) if rows else {}
+    return grid(columns, (map(text, row.values()) for row in rows), title)
+
+
+def grid(columns: Mapping[str, bool], rows: Iterable[Iterable[str]], title: str | None = None) -> Table:
+    """A table of texts, as all of them look; `columns` says which stand at the right, as numbers do."""
     made = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    for column in rows[0] if rows else ():
-        made.add_column(column, overflow="fold", no_wrap=column == "name")
+    for name, right in columns.items():
+        justify: Literal["left", "right"] = "right" if right else "left"
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=name == "name")
     for row in rows:
-        made.add_row(*(text(cell) for cell in row.values()))
+        made.add_row(*row)
     return made
 
 
