@@ -1,7 +1,7 @@
 """The state of the optimizer follows the connections.
 
 Connections that stay keep their state; new ones get the optimizer's own initial state, which is found by
-asking the optimizer: what it first keeps of a stand-in parameter whose values and gradients are zero.
+asking the optimizer: one step on a stand-in parameter whose values and gradients are zero.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import copy
 import inspect
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -163,84 +162,12 @@ class OptimizerState:
         stand_in = nn.Parameter(like.new_zeros([_STAND_IN, *[1] * (like.dim() - 1)]))
         stand_in.grad = torch.zeros_like(stand_in)
         probe = _twin(self.optimizer, {**group, "params": [stand_in]})
-        first = dict[str, Tensor]()
-        probe.state = _Watched(first, probe.state)
         try:
-            with _filled():
-                probe.step()
+            probe.step()
         except Exception as error:
             name = type(self.optimizer).__name__
             raise SparsityError(f"cannot read the initial state of {name}: {error}") from error
-        state = probe.state[stand_in]
-        plain = {k: v for k, v in state.items() if type(v) in (Tensor, nn.Parameter) and v.dim()}
-        known = {k: first[k] for k, v in plain.items() if k in first and first[k].shape == v.shape}
-        return {**state, **{k: torch.where(_unwritten(v), plain[k], v) for k, v in known.items()}}
-
-
-@contextmanager
-def _filled() -> Iterator[None]:
-    """Within it, memory that nothing was written to holds NaN, or the largest whole number.
-
-    That is what torch does in deterministic mode, if not told otherwise.
-    """
-    mode = torch.get_deterministic_debug_mode()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of operations that do not repeat
-            torch.set_deterministic_debug_mode("warn")
-            yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-
-
-def _unwritten(tensor: Tensor) -> Tensor:
-    """Where a tensor that was made in `_filled` had not been written to yet."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.isnan()
-    return tensor == (2 if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
-
-
-class _Watched(defaultdict[Any, Any]):
-    """The state of an optimizer of one parameter; `first` gets each tensor as it is when it comes in."""
-
-    def __init__(self, first: dict[str, Tensor], made: Mapping[Any, Any]) -> None:
-        super().__init__(lambda: _Noted(first))
-        self._first = first
-        for key, value in made.items():
-            self[key] = value
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(key, value)
-        if isinstance(value, Mapping):
-            _note(self._first, value)
-
-
-class _Noted(dict[str, Any]):
-    """The state of the parameter, by name."""
-
-    def __init__(self, first: dict[str, Tensor]) -> None:
-        super().__init__()
-        self._first = first
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        _note(self._first, {key: value})
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, *values: Any, **named: Any) -> None:
-        for key, value in dict(*values, **named).items():
-            self[key] = value
-
-
-def _note(first: dict[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Keep a copy of each tensor, unless one of its name and shape is there."""
-    for key, value in state.items():
-        if isinstance(value, Tensor) and (key not in first or first[key].shape != value.shape):
-            first[key] = value.detach().clone()
+        return dict(probe.state[stand_in])
 
 
 def _twin(optimizer: Optimizer, group: dict[str, Any]) -> Optimizer:
