@@ -45,7 +45,7 @@ class Rates:
 
     def put(self, optimizer: Optimizer, rate: float) -> None:
         """Put in the rates of a cycle: `rate` for the first group that learns, the others in proportion."""
-        self._recover(optimizer)
+        self.put_back(optimizer)  # if the last step was broken off
         groups = optimizer.param_groups
         other = self._whose is not None and self._whose() is not optimizer
         if self.proportions is None or len(self.proportions) != len(groups) or other:
@@ -61,8 +61,8 @@ class Rates:
         for group, own in zip(groups, given, strict=True):
             group["lr"] = _written(group["lr"], own)
 
-    def _recover(self, optimizer: Optimizer) -> None:
-        """Restore the user's rates if the last step was broken off, where no others have been set since."""
+    def put_back(self, optimizer: Optimizer) -> None:
+        """Restore the user's rates, if this object replaced them and no others have come since."""
         users = _REPLACED.get(optimizer)
         if users is None or users.owner is not self:
             return
@@ -70,15 +70,6 @@ class Rates:
         for group, rate, given in zip(optimizer.param_groups, users.rates, users.given, strict=False):
             if float(group["lr"]) == float(_written(_read(group["lr"]), given)):
                 group["lr"] = _written(group["lr"], rate)
-
-    def put_back(self, optimizer: Optimizer) -> None:
-        """Restore the user's rates, if it was this object that replaced them."""
-        users = _REPLACED.get(optimizer)
-        if users is None or users.owner is not self:
-            return
-        del _REPLACED[optimizer]
-        for group, rate in zip(optimizer.param_groups, users.rates, strict=False):
-            group["lr"] = _written(group["lr"], rate)
 
 
 def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
