@@ -26,25 +26,11 @@ class DenseView(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name == "requires_grad_" or func == Tensor.requires_grad.__set__:  # type: ignore[attr-defined]
-            raise SparsityError(
-                "a view of a sparse weight takes no requires_grad: freeze by module.requires_grad_(False); "
-                "for a tensor of your own, clone it first"
-            )
-        if name == "__get__" and func == Tensor.is_leaf.__get__ and _asked_by_optimizer():  # type: ignore[attr-defined]
-            raise SparsityError(
-                "module.weight is the dense view of a sparse weight: give the optimizer the parameter, from "
-                "model.parameters() or named_parameters()"
-            )
-        if name in _HOOKS:
-            raise SparsityError(
-                f"{name} on a sparse weight would be lost at its next read, which builds it anew: use the "
-                "parameter that model.named_parameters() has; for a tensor of your own, clone it first"
-            )
         if any(isinstance(tensor, cls) for tensor in _written(name, args, kwargs)):
             raise SparsityError(
-                f"{name} on a sparse weight would be lost: initialise before sparsify, or assign a dense "
-                "tensor (module.weight = tensor), whose values the living connections take"
+                f"{name} on a sparse weight would be lost at its next read, which builds it anew: initialise "
+                "before sparsify, assign a dense tensor (module.weight = tensor), use the parameter that "
+                "model.named_parameters() has, or clone it first"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
@@ -67,11 +53,6 @@ class DenseView(Tensor):
         """Saved as the plain tensor that it is."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.detach().as_subclass(Tensor).__reduce_ex__(protocol)
-
-
-def _asked_by_optimizer() -> bool:
-    """Whether the function that asks about a view is about to optimize it."""
-    return sys._getframe(2).f_code.co_name == "add_param_group"
 
 
 _skipped = False
@@ -106,9 +87,11 @@ def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
         yield from one if isinstance(one, list | tuple) else (one,)
 
 
-_HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
 _HARMLESS = {"detach_", "share_memory_", "rename_"}
-_WRITING = {"__setitem__", "__set__"}  # besides all names that end in _, which operators such as += call
+_WRITING = {  # besides all names that end in _, which operators such as += call
+    *("__setitem__", "__set__"),
+    *("register_hook", "register_post_accumulate_grad_hook"),
+}
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
