@@ -21,7 +21,7 @@ from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
 from suptickets.errors import SparsityError, fraction, whole
 from suptickets.layers import Layer
-from suptickets.optimizer_state import OptimizerState, told_unattached
+from suptickets.optimizer_state import OptimizerState
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
 from suptickets.rewiring import Change, check_counts, rewire
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 APART = (
     "there are several processes, and each chooses its own connections: if they train one network together, "
     "wrap the model in DistributedDataParallel"
+)
+UNATTACHED = (
+    "no optimizer is attached, so connections will not change: sparsify(model, method, optimizer), or "
+    "network.attach(optimizer)"
 )
 
 
@@ -58,7 +62,7 @@ class SparseNetwork:
         self.collection = Collection(self.weights.values(), self.ranks)
         self.steps = Steps(self._begin, self._complete, self._end, self._broken)
         self._holders: set[str] = set()  # who has asked for the gradient: the user, the method
-        self._updating = self._told = False
+        self._updating = False
         self._warned = set[str]()
         self._links = [
             model.register_forward_pre_hook(Link(self._before_forward)),
@@ -242,11 +246,14 @@ class SparseNetwork:
         return self.booster is not None and self.booster.holds(step)
 
     def _before_forward(self, *_: Any) -> None:
-        if self.state is None and (self.method.changes or self.booster is not None) and not self._told:
-            self._told = told_unattached(self.model)
         if dist.is_available() and dist.is_initialized():
             self.ranks.meet(self.generator, self.step)
-        if not torch.compiler.is_compiling() and self.collection.wanted:  # in this order dynamo adds no guard
+        if torch.compiler.is_compiling():  # dynamo adds no guard for what follows
+            return
+        waiting = self.state is None and (self.method.changes or self.booster is not None)
+        if waiting and self.model.training and torch.is_grad_enabled():
+            self.warn(UNATTACHED)
+        if self.collection.wanted:
             self.collection.join()
 
     # ---- steps of the optimizer ----

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -209,19 +208,6 @@ def check_optimizer(optimizer: object) -> None:
             f"{type(optimizer).__name__} keeps state that does not belong to single connections: "
             "use an optimizer whose state is scalars or parameter-shaped (SGD, Adam, RMSprop, ...)"
         )
-
-
-def told_unattached(model: nn.Module) -> bool:
-    """Warn, in a pass that trains, that nothing will change the connections; True if it was such a pass."""
-    if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
-        return False
-    warnings.warn(
-        "no optimizer is attached, so connections will not change: sparsify(model, method, optimizer), or "
-        "network.attach(optimizer)",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    return True
 
 
 def store_state(optimizer: Optimizer, weight: SparseWeight) -> None:
