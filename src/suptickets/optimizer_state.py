@@ -32,7 +32,6 @@ class OptimizerState:
         self.optimizer = optimizer
         self.decay: dict[str, Any] = {}
         self._fills: dict[Any, tuple[Any, dict[str, Tensor]]] = {}
-        self._places: dict[int, tuple[int, int]] = {}  # by the parameter's id: its group, and where in it
         for weight in weights:
             self._check(weight)
             self.decay[weight.name] = self._decay(weight)
@@ -49,13 +48,8 @@ class OptimizerState:
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
-        groups, key = self.optimizer.param_groups, id(weight.values)
-        number, place = self._places.get(key, (0, 0))
-        there = groups[number]["params"] if number < len(groups) else []
-        if key not in self._places or place >= len(there) or there[place] is not weight.values:
-            members = ((g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"]))
-            self._places = {id(p): (g, i) for g, i, p in members}
-        return groups[self._places[key][0]] if key in self._places else None
+        members = ((group, p) for group in self.optimizer.param_groups for p in group["params"])
+        return next((group for group, parameter in members if parameter is weight.values), None)
 
     def problem(self, weight: SparseWeight) -> str | None:
         """What is wrong with the optimizer's view of `weight`, if anything is."""
