@@ -168,13 +168,13 @@ def _features(blocks: Sequence[Sequence[int]], inputs: int) -> nn.Sequential:
 
 
 def _classifier(hidden: int, classes: int) -> nn.Sequential:
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            fc1=nn.Linear(hidden, hidden),
-            relu=nn.ReLU(inplace=True),
-            bn=nn.BatchNorm1d(hidden),
-            fc2=nn.Linear(hidden, classes),
-        )
+    return linked(
+        {
+            "fc1": nn.Linear(hidden, hidden),
+            "relu": nn.ReLU(inplace=True),
+            "bn": nn.BatchNorm1d(hidden),
+            "fc2": nn.Linear(hidden, classes),
+        }
     )
 
 
