@@ -45,12 +45,16 @@ class Candidate:
         return module if module and attribute == "weight" else f"{module}.{attribute}".lstrip(".")
 
     @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter, while it is dense."""
+        module, attribute = self.owners[0]
+        return module.get_parameter(attribute)
+
+    @property
     def eligible(self) -> bool:
         """Whether it becomes sparse without being named: a trained convolution or linear layer."""
-        module, attribute = self.owners[0]
-        parameter = module._parameters[attribute]
         named = any(isinstance(m, ELIGIBLE) and a == "weight" for m, a in self.owners)
-        return named and parameter is not None and parameter.requires_grad
+        return named and self.parameter.requires_grad
 
     def matches(self, pattern: str, *, below: bool) -> bool:
         """Whether `pattern` names the weight or its module, or (`below`) a module around it."""
@@ -94,10 +98,7 @@ class DenseLayer:
     @property
     def shape(self) -> torch.Size:
         """Shape of the weight."""
-        module, attribute = self.candidate.owners[0]
-        parameter = module._parameters[attribute]
-        assert parameter is not None
-        return parameter.shape
+        return self.candidate.parameter.shape
 
     @property
     def size(self) -> int:

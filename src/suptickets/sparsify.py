@@ -67,8 +67,7 @@ def sparsify(
 
 
 def _store(candidate: Candidate, optimizer: Optimizer | None, undo: ExitStack) -> SparseWeight:
-    module, attribute = candidate.owners[0]
-    parameter = module.get_parameter(attribute)
+    parameter = candidate.parameter
     state = None if optimizer is None else dict(optimizer.state.get(parameter, {}))
     dense = parameter.detach()
     weight = store(candidate.name, candidate.owners)
