@@ -31,7 +31,7 @@ RULES = {
     "cima": "connection independent moving averaging: beta x old + (1 - beta) x new",
 }
 _DEVIATION = "running_var"  # variances are averaged as standard deviations (the paper's AV)
-_STATE = ("weight", "bias", "running_mean", _DEVIATION)  # names of what must be finite
+_STATE = ("bias", "running_mean", _DEVIATION)  # names of what must be finite
 
 
 @dataclass
@@ -219,13 +219,10 @@ def _is_variance(key: str, value: Any) -> TypeGuard[Tensor]:
     return str(key).endswith(_DEVIATION) and is_number(value)
 
 
-def _is_state(key: str) -> bool:
-    return str(key).rpartition(".")[2] in _STATE
-
-
 def _is_weight(key: str) -> bool:
     """By its name, in any kind of layer, because not all that has two dimensions is a weight."""
-    return _is_state(key) or "weight" in str(key).rpartition(".")[2]
+    name = str(key).rpartition(".")[2]
+    return name in _STATE or "weight" in name
 
 
 def _is_bias(key: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from suptickets.criteria import prune_criterion
 from suptickets.errors import choice
 from suptickets.methods.base import Dynamic
 
@@ -29,5 +28,4 @@ class SET(Dynamic):
     def __post_init__(self) -> None:
         """Refuse impossible settings."""
         super().__post_init__()
-        choice("pruning", self.pruning, ("magnitude", "signed"))
-        self.prune = prune_criterion(self.pruning).name  # type: ignore[misc]
+        self.prune = choice("pruning", self.pruning, ("magnitude", "signed"))  # type: ignore[misc]
