@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,8 +27,7 @@ class Replaced(NamedTuple):
     given: list[float]
 
 
-_REPLACED: WeakKeyDictionary[Optimizer, Replaced] = WeakKeyDictionary()  # for optimizers that are in a step
-_HOOKED: WeakSet[Optimizer] = WeakSet()
+_REPLACED: WeakKeyDictionary[Optimizer, Replaced | None] = WeakKeyDictionary()  # None: not in a step
 
 
 class Rates:
@@ -51,8 +50,7 @@ class Rates:
         if self.proportions is None or len(self.proportions) != len(groups) or other:
             self.proportions = proportions(_initial(groups))
         self._whose = weakref.ref(optimizer)
-        if optimizer not in _HOOKED:
-            _HOOKED.add(optimizer)
+        if optimizer not in _REPLACED:
             optimizer.register_state_dict_post_hook(_saved)
             optimizer.register_load_state_dict_post_hook(_loaded)
         known, given = _REPLACED.get(optimizer), [rate * proportion for proportion in self.proportions]
@@ -66,7 +64,7 @@ class Rates:
         users = _REPLACED.get(optimizer)
         if users is None or users.owner is not self:
             return
-        del _REPLACED[optimizer]
+        _REPLACED[optimizer] = None
         for group, rate, given in zip(optimizer.param_groups, users.rates, users.given, strict=False):
             if float(group["lr"]) == float(_written(_read(group["lr"]), given)):
                 group["lr"] = _written(group["lr"], rate)
@@ -81,7 +79,7 @@ def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 def _loaded(optimizer: Optimizer) -> None:
     """Forget the rates from before: those that were loaded are the user's."""
-    _REPLACED.pop(optimizer, None)
+    _REPLACED[optimizer] = None
 
 
 def _initial(groups: Sequence[Mapping[str, Any]]) -> list[float]:
