@@ -134,19 +134,23 @@ def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None)
         chosen = [c for c in candidates if any(c.matches(p, below=c.eligible) for p in included)]
     chosen = [c for c in chosen if not any(c.matches(p, below=True) for p in excluded)]
     for candidate in chosen:
-        if any(isinstance(module, torch.jit.ScriptModule) for module, _ in candidate.owners):
-            raise SparsityError(f"{candidate.name} is compiled by torch.jit: sparsify the module itself")
-        if any(getattr(module, "sparse", False) is True for module, _ in candidate.owners):
-            raise SparsityError(
-                f"{candidate.name} has sparse gradients: build the embedding with sparse=False"
-            )
-        if any(getattr(module, "max_norm", None) is not None for module, _ in candidate.owners):
-            raise SparsityError(
-                f"{candidate.name} writes into its weight in each pass: build the embedding without max_norm"
-            )
+        _refuse_unfit(candidate)
     if not chosen:
         raise SparsityError("no layer to make sparse: name weights of two or more dimensions with include")
     return chosen
+
+
+def _refuse_unfit(candidate: Candidate) -> None:
+    """Refuse weights of modules that use them in ways that a sparse one does not take."""
+    modules = [module for module, _ in candidate.owners]
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+        raise SparsityError(f"{candidate.name} is compiled by torch.jit: sparsify the module itself")
+    if any(getattr(module, "sparse", False) is True for module in modules):
+        raise SparsityError(f"{candidate.name} has sparse gradients: build the embedding with sparse=False")
+    if any(getattr(module, "max_norm", None) is not None for module in modules):
+        raise SparsityError(
+            f"{candidate.name} writes into its weight in each pass: build the embedding without max_norm"
+        )
 
 
 def _refuse_hidden(model: nn.Module, included: Iterable[str], excluded: Iterable[str]) -> None:
