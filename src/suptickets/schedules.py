@@ -77,10 +77,6 @@ class Cycle:
     shape: Shape
     collect: float = 1.0
 
-    def position(self, step: int, length: int) -> float:
-        """The paper's t(i) for step i of the cycles."""
-        return ((step - 1) % length + 1) / length
-
     def collected_at(self, length: int) -> int:
         """The step of a cycle after which the ticket is collected."""
         return max(int(self.collect * length), 1)
@@ -101,7 +97,7 @@ def cycle_of(schedule: str | Shape, length: int, low: float, high: float) -> Cyc
     cycle = Cycle(_checked(schedule))
     for step in range(1, length + 1):
         try:
-            cycle.shape(cycle.position(step, length), low, high)
+            cycle.shape(step / length, low, high)
         except SparsityError:
             raise
         except Exception:  # it may ask for what is not there yet, such as the tickets
@@ -129,7 +125,7 @@ def cycles(shape: str, length: int, low: float, high: float) -> Schedule:
     """The rate at each step of cycles of `length` steps: `triangle`, `swa`, `fge` or `steps`."""
     cycle = CYCLES[choice("schedule", shape, CYCLES)]
     whole("the length of a cycle", length)
-    return lambda step: cycle.shape(cycle.position(step, length), low, high)
+    return lambda step: cycle.shape(((step - 1) % length + 1) / length, low, high)
 
 
 def proportions(rates: Sequence[float]) -> list[float]:

@@ -159,10 +159,8 @@ class SupTickets:
 
     def rate_at(self, step: int) -> float | None:
         """The learning rate of the first group at step number `step`; None outside the cycles."""
-        if self.phase(step) is None:
-            return None
-        t = self.cycle.position(step - self.start, self.cycle_steps)
-        return self.cycle.shape(t, self.low, self.high)
+        phase = self.phase(step)
+        return None if phase is None else self.cycle.shape(phase[1] / self.cycle_steps, self.low, self.high)
 
     @property
     def lr(self) -> float:
