@@ -21,6 +21,7 @@ from suptickets.deploy.steps import (
     flat,
     linear,
     normalisation,
+    pair,
 )
 
 Modules = Mapping[str, nn.Module]
@@ -102,22 +103,17 @@ def _relu(module: nn.Module, x: Planes, y: Planes) -> list[Step]:
 
 
 def _greatest(pool: nn.MaxPool2d, x: Planes, y: Planes) -> list[Step]:
-    sizes = (_pair(pool.kernel_size), _pair(pool.stride), _pair(pool.padding))
+    sizes = (pair(pool.kernel_size), pair(pool.stride), pair(pool.padding))
     return [Pool(x, y, *sizes)]
 
 
 def _mean(pool: nn.AvgPool2d, x: Planes, y: Planes) -> list[Step]:
-    return [Pool(x, y, _pair(pool.kernel_size), _pair(pool.stride), (0, 0), mean=True)]
+    return [Pool(x, y, pair(pool.kernel_size), pair(pool.stride), (0, 0), mean=True)]
 
 
 def _mean_of_all(pool: nn.AdaptiveAvgPool2d, x: Planes, y: Planes) -> list[Step]:
     size = x.height, x.width
     return [Pool(x, y, size, size, (0, 0), mean=True)]
-
-
-def _pair(given: Any) -> tuple[int, int]:
-    sizes = [*given] if isinstance(given, list | tuple) else [given]
-    return sizes[0], sizes[-1]
 
 
 EMITTERS: dict[type, Callable[..., list[Step]]] = {
@@ -137,8 +133,8 @@ CHECKS: dict[type, Callable[[Any, tuple[int, ...]], bool]] = {
     nn.BatchNorm1d: lambda m, x: len(x) == 1 and m.running_mean is not None,
     nn.BatchNorm2d: lambda m, x: len(x) == 3 and m.running_mean is not None,
     nn.ReLU: lambda m, x: True,
-    nn.MaxPool2d: lambda m, x: _pair(m.dilation) == (1, 1) and not (m.ceil_mode or m.return_indices),
-    nn.AvgPool2d: lambda m, x: _pair(m.padding) == (0, 0) and not (m.ceil_mode or m.divisor_override),
-    nn.AdaptiveAvgPool2d: lambda m, x: _pair(m.output_size) == (1, 1),
+    nn.MaxPool2d: lambda m, x: pair(m.dilation) == (1, 1) and not (m.ceil_mode or m.return_indices),
+    nn.AvgPool2d: lambda m, x: pair(m.padding) == (0, 0) and not (m.ceil_mode or m.divisor_override),
+    nn.AdaptiveAvgPool2d: lambda m, x: pair(m.output_size) == (1, 1),
     nn.Flatten: lambda m, x: (m.start_dim, m.end_dim) == (1, -1),
 }

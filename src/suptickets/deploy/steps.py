@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,7 @@ class Pool(Step):
 
 def convolution(conv: nn.Conv2d, x: Planes, y: Planes) -> list[Step]:
     """A convolution as torch defines it."""
-    dense, stride = _array(conv.weight), _pair(conv.stride)
+    dense, stride = _array(conv.weight), pair(conv.stride)
     output, channel, i, j = np.nonzero(dense)
     value = dense[output, channel, i, j]
     channel = channel + output // (len(dense) // conv.groups) * dense.shape[1]
@@ -201,6 +202,7 @@ def _bias(layer: nn.Conv2d | nn.Linear) -> Real:
     return np.zeros(len(layer.weight), dtype=np.float32) if layer.bias is None else _array(layer.bias)
 
 
-def _pair(given: tuple[int, ...]) -> Pair:
-    first, second = given
-    return first, second
+def pair(given: Any) -> Pair:
+    """The size in each of the two directions, of which torch takes one for both too."""
+    sizes = [*given] if isinstance(given, list | tuple) else [given]
+    return sizes[0], sizes[-1]
