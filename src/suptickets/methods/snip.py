@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
@@ -59,28 +59,24 @@ class SNIP(Method):
         with _left_alone(network.model):
             network.request_gradient()
             self._backward(network.model)
-            if not any(weight.gradient is not None for weight in network.weights.values()):
-                raise SparsityError("SNIP got no gradient: give at least one batch, and call backward()")
-            unused = [name for name, weight in network.changing.items() if weight.gradient is None]
-            if unused:
-                raise SparsityError(
-                    f"the loss does not use {', '.join(unused)}: exclude what SNIP cannot score"
-                )
-            if not network.gradients_finite():
-                raise SparsityError("SNIP's gradients are not finite: check the data and the loss")
             total = round((1 - self.sparsity) * network.parameters_total)
-            if total == network.nonzero - sum(weight.nonzero for weight in network.changing.values()):
-                raise SparsityError(f"at sparsity {self.sparsity:g} SNIP would have no connection to choose")
+            self._refuse(network, total)
             counts = network.global_counts(total, by="sensitivity", at_least=0)
             network.prune(counts, by="sensitivity")
             network.release_gradient()
-        empty = [name for name, count in counts.items() if count == 0]
-        if empty:
-            warnings.warn(f"SNIP left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=3)
-        few = [f"{name} ({count})" for name, count in counts.items() if 0 < count < _width(network, name)]
-        if few:
-            text = f"SNIP left fewer connections than channels in {', '.join(few)}: little passes through"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        _tell(network, counts)
+
+    def _refuse(self, network: SparseNetwork, total: int) -> None:
+        """Refuse gradients that cannot be scored, and a total that leaves nothing to choose."""
+        if not any(weight.gradient is not None for weight in network.weights.values()):
+            raise SparsityError("SNIP got no gradient: give at least one batch, and call backward()")
+        unused = [name for name, weight in network.changing.items() if weight.gradient is None]
+        if unused:
+            raise SparsityError(f"the loss does not use {', '.join(unused)}: exclude what SNIP cannot score")
+        if not network.gradients_finite():
+            raise SparsityError("SNIP's gradients are not finite: check the data and the loss")
+        if total == network.nonzero - sum(weight.nonzero for weight in network.changing.values()):
+            raise SparsityError(f"at sparsity {self.sparsity:g} SNIP would have no connection to choose")
 
     def _backward(self, model: nn.Module) -> None:
         if self.backward is not None:
@@ -98,6 +94,17 @@ class SNIP(Method):
         if 0 < taken < self.batches:
             few = f"SNIP's data gave {taken} of {self.batches} batches"
             warnings.warn(few, RuntimeWarning, stacklevel=2)
+
+
+def _tell(network: SparseNetwork, counts: Mapping[str, int]) -> None:
+    """Warn of layers that have no connection, or too few."""
+    empty = [name for name, count in counts.items() if count == 0]
+    if empty:
+        warnings.warn(f"SNIP left no connection in {', '.join(empty)}", RuntimeWarning, stacklevel=4)
+    few = [f"{name} ({count})" for name, count in counts.items() if 0 < count < _width(network, name)]
+    if few:
+        text = f"SNIP left fewer connections than channels in {', '.join(few)}: little passes through"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _width(network: SparseNetwork, name: str) -> int:
