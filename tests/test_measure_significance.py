@@ -176,7 +176,6 @@ def test_what_holds_for_all(test: Callable[..., Significance]) -> None:
     found, swapped = test(ours, theirs), test(theirs, ours)
     assert found.p == pytest.approx(swapped.p) and 0 < found.p <= 1
     assert test(ours, ours) == Significance(0.0, 1.0)
-    assert found.as_dict() == {"statistic": found.statistic, "p": found.p}
 
 
 @pytest.mark.parametrize("test", PAIRED)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import reprlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +37,6 @@ class Significance:
 
     statistic: float
     p: float
-
-    def as_dict(self) -> dict[str, float]:
-        """The result as a dict, for JSON."""
-        return asdict(self)
 
 
 def kolmogorov_smirnov(ours: Sequence[float], theirs: Sequence[float]) -> Significance:
