@@ -278,8 +278,8 @@ def _kernels() -> ModuleType | None:
 
 def take(gradient: Tensor, positions: Tensor, out: Tensor) -> None:
     """`out = gradient[positions]`."""
-    if gradient.is_cuda and _kernels() is not None:
-        _kernels().take(gradient, positions, out)  # type: ignore[union-attr]
+    if gradient.is_cuda and (kernels := _kernels()):
+        kernels.take(gradient, positions, out)
     else:
         torch.gather(gradient, 0, positions, out=out)
 
@@ -290,10 +290,8 @@ def sgd(kept: KeptWeights, rate: Tensor, momentum: float, weight_decay: float) -
     for part in kept.delivered():
         values, buffer, gradient = kept.values[part], kept.momentum[part], kept.gradient[part]
         positions = kept.positions[part]
-        if values.is_cuda and values.dtype == torch.float32 and _kernels() is not None:
-            _kernels().sgd(  # type: ignore[union-attr]
-                values, buffer, gradient, kept.dense, positions, rate, momentum, weight_decay
-            )
+        if values.is_cuda and values.dtype == torch.float32 and (kernels := _kernels()):
+            kernels.sgd(values, buffer, gradient, kept.dense, positions, rate, momentum, weight_decay)
         else:
             buffer.mul_(momentum).add_(torch.add(gradient.to(values.dtype), values, alpha=weight_decay))
             values.sub_(rate * buffer)
