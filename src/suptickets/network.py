@@ -266,7 +266,8 @@ class SparseNetwork:
         """
         state = OptimizerState(optimizer, self.weights.values())
         if self.state is not None:
-            state.loaded = self.state.leave() and self.state.optimizer is optimizer
+            self.state.leave()
+            state.loaded = self.state.loaded and self.state.optimizer is optimizer
         self.state = state
         self.steps.follow(optimizer, hooks=hooks)
         self.prepare()

@@ -41,10 +41,9 @@ class OptimizerState:
     def _was_loaded(self, _: Optimizer) -> None:
         self.loaded = True
 
-    def leave(self) -> bool:
-        """Stop following the optimizer; returns whether its state was loaded since its last step."""
+    def leave(self) -> None:
+        """Stop following the optimizer."""
         self._hook.remove()
-        return self.loaded
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
