@@ -56,7 +56,9 @@ class OptimizerState:
             return f"the optimizer does not hold {weight.name}: build it from model.parameters()"
         for key, value in self.optimizer.state.get(weight.values, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape != weight.values.shape:
-                return f"the optimizer's {key} of {weight.name} has the shape {tuple(value.shape)}"
+                dense = value.shape == weight.shape
+                advice = "pass it to sparsify" if dense else "load its state after sparsify, or attach"
+                return f"the optimizer's {key} of {weight.name} has the shape {tuple(value.shape)}: {advice}"
         return None
 
     def begin(self, weights: Iterable[SparseWeight]) -> None:
@@ -87,9 +89,7 @@ class OptimizerState:
     def _check(self, weight: SparseWeight) -> None:
         problem = self.problem(weight)
         if problem is not None:
-            raise SparsityError(
-                problem if "does not hold" in problem else f"{problem}: {self._advice(weight)}"
-            )
+            raise SparsityError(problem)
         shape = (_STAND_IN, *weight.values.shape[1:])
         for key, value in self._initial(weight).items():
             scalar = (
@@ -102,12 +102,6 @@ class OptimizerState:
                     f"{type(self.optimizer).__name__}'s {key} belongs to no single connection: "
                     "use an optimizer whose state is scalars or parameter-shaped"
                 )
-
-    def _advice(self, weight: SparseWeight) -> str:
-        """How state of another shape can be taken along."""
-        state = self.optimizer.state.get(weight.values, {}).values()
-        dense = any(isinstance(value, Tensor) and value.shape == weight.shape for value in state)
-        return "pass it to sparsify" if dense else "load its state after sparsify, or attach"
 
     def moving(self, weight: SparseWeight) -> dict[str, Tensor]:
         """The state that belongs to single connections."""
