@@ -9,5 +9,5 @@ init = dist.init_process_group
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda.set_device = lambda _: None
-dist.init_process_group = lambda backend: init("gloo")
+dist.init_process_group = lambda *_, **__: init("gloo")
 program()

@@ -68,13 +68,17 @@ def on_two_machines(folder: Path, *arguments: object, stop_at: str = "") -> list
                 text=True,
             )
         )
-    said = ""
-    while stop_at and stop_at not in said:
-        said += started[0].stderr.readline()  # type: ignore[union-attr]
-        assert started[0].poll() is None, said
-    for process in started if stop_at else ():
-        process.send_signal(signal.SIGTERM)
-    errors = [process.communicate(timeout=100)[1] for process in started]
+    try:
+        said = ""
+        while stop_at and stop_at not in said:
+            said += started[0].stderr.readline()  # type: ignore[union-attr]
+            assert started[0].poll() is None, said
+        for process in started if stop_at else ():
+            process.send_signal(signal.SIGTERM)
+        errors = [process.communicate(timeout=300)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     return [(process.returncode, err) for process, err in zip(started, errors, strict=True)]
 
 

@@ -19,11 +19,14 @@ from torch import nn
 from train_worker import Server
 
 from suptickets import cli, data
+from suptickets.bench import bench
 from suptickets.cli import main
 from suptickets.methods import METHODS
 from suptickets.models import MODELS
 from suptickets.training import build
 from suptickets.training import train as training
+from suptickets.training.evaluate import evaluate
+from suptickets.training.price import price
 from suptickets.training.settings import resolve
 
 KEYS = [
@@ -496,5 +499,9 @@ def test_a_search_around_trainings_draws_on(tmp_path: Path) -> None:
     expected = [drawn(), drawn()]
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     found = [drawn()]
-    training.train(resolve({"model": "mlp", "epochs": 1, "booster": "none"}), tmp_path / "run")
+    settings = resolve({"model": "mlp", "epochs": 1, "booster": "none"})
+    training.train(settings, tmp_path / "run")
+    evaluate([tmp_path / "run"])
+    price(settings)
+    bench("build", model="mlp", rounds=1)
     assert [*found, drawn()] == expected

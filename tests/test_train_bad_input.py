@@ -202,7 +202,11 @@ def cifar(tmp_path: Path) -> Path:
 FILES = [
     ("c.json", "{", "no valid YAML or JSON"),
     ("c.yaml", "a: [", "no valid YAML or JSON"),
-    ("c.yaml", "model: mlp\nlr: [1\nseed: 2", "no valid YAML or JSON: line 3 column 5: expected ',' or ']'"),
+    (
+        "c.yaml",
+        "model: mlp\nlr: [1\nseed: 2",
+        "no valid YAML or JSON: line 3 column 5: while parsing a flow sequence, expected ',' or ']'",
+    ),
     ("c.json", "[1]", "must hold names and values, not list"),
     ("c.yaml", "", "must hold names and values"),
     ("c.json", '{"epochs": "many"}', "epochs must be of type int, not 'many'"),

@@ -95,8 +95,8 @@ class Collection:
         if own and self.wanted and not self.active:
             return "the sparse weights were frozen when the step began"
         part = (
-            "backward(inputs=...) and torch.autograd.grad compute that of the living ones alone, a forward "
-            "pass from before the last step does not ask for it, "
+            "backward(inputs=...) and torch.autograd.grad compute that of the living ones alone, and so does "
+            "backward() for a loss from before the last step, "
         )
         raise SparsityError(
             f"step {step} needs the gradient of all positions and there is none: "

@@ -47,8 +47,8 @@ class OptimizerState:
 
     def group(self, weight: SparseWeight) -> dict[str, Any] | None:
         """The parameter group that holds the weight's values."""
-        members = ((group, p) for group in self.optimizer.param_groups for p in group["params"])
-        return next((group for group, parameter in members if parameter is weight.values), None)
+        values, groups = weight.values, self.optimizer.param_groups
+        return next((group for group in groups if any(p is values for p in group["params"])), None)
 
     def problem(self, weight: SparseWeight) -> str | None:
         """What is wrong with the optimizer's view of `weight`, if anything is."""

@@ -83,7 +83,10 @@ def _loaded(optimizer: Optimizer) -> None:
 
 
 def _initial(groups: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Rates before any scheduler changed them (as they are now if those were 0); of groups at rest, 0."""
+    """Rates before any scheduler changed them, or present ones where those were 0.
+
+    Groups whose present rate is 0 stay at rest, unless all are.
+    """
     now = [float(group["lr"]) for group in groups]
     initial = [float(group.get("initial_lr", 0) or rate) for group, rate in zip(groups, now, strict=True)]
     return [start if rate or not any(now) else 0.0 for start, rate in zip(initial, now, strict=True)]

@@ -58,8 +58,8 @@ class SupTickets:
         explore_at: `start` (after the first step of each cycle, as in the paper's text) or `end` (after a
             ticket is collected, as in its Algorithm 1, so not in the first cycle).
         include_start: take the network before the cycles as a ticket too, as the published code does.
-        schedule: `triangle` (Eq. 3), `swa`, `fge`, `steps`, or a function of (t, low, high) with 0 < t <= 1,
-            and of nothing else: it is called for the steps of a cycle beforehand, to check what it gives.
+        schedule: `triangle` (Eq. 3), `swa`, `fge`, `steps`, or a function of (t, low, high) with 0 < t <= 1;
+            it is also called when this object is made, to check what it gives, so a call must change nothing.
         criteria: (prune, grow) criteria to use instead of the method's: one pair, or one for each cycle.
         keep: keep the single tickets too (`tickets.tickets`).
     """

@@ -26,11 +26,18 @@ class DenseView(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if any(isinstance(tensor, cls) for tensor in _written(name, args, kwargs)):
+        if name == "__get__" and func == Tensor.is_leaf.__get__ and _asked_by_optimizer():  # type: ignore[attr-defined]
             raise SparsityError(
-                f"{name} on a sparse weight would be lost at its next read, which builds it anew: initialise "
-                "before sparsify, assign a dense tensor (module.weight = tensor), use the parameter that "
-                "model.named_parameters() has, or clone it first"
+                "module.weight is the dense view of a sparse weight: give the optimizer the parameter, from "
+                "model.parameters() or named_parameters()"
+            )
+        if any(isinstance(tensor, cls) for tensor in _written(name, args, kwargs)):
+            what = func.__self__.__name__ if name == "__set__" else name
+            raise SparsityError(
+                f"{what} of a sparse weight would be lost at its next read, which builds it anew: initialise "
+                "before sparsify, assign a dense tensor (module.weight = tensor), freeze by "
+                "module.requires_grad_(False), use the parameter that model.named_parameters() has, or clone "
+                "it first"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
@@ -53,6 +60,11 @@ class DenseView(Tensor):
         """Saved as the plain tensor that it is."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.detach().as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def _asked_by_optimizer() -> bool:
+    """Whether the function that asks about a view is about to optimize it."""
+    return sys._getframe(2).f_code.co_name == "add_param_group"
 
 
 _skipped = False

@@ -189,8 +189,8 @@ class SparseWeight(nn.Module):
         """Take the values of the living connections from a dense tensor."""
         if dense.shape != self.shape and dense.shape == (len(self.positions), *[1] * (len(self.shape) - 1)):
             raise SparsityError(
-                f"{self.name} was given its values where the dense weight belongs: if that was FSDP, it is "
-                "not supported, use DistributedDataParallel"
+                f"{self.name} was given its values where the dense weight belongs, as FSDP and spectral_norm "
+                "do: they are not supported"
             )
         if dense.shape != self.shape:
             raise SparsityError(f"{self.name} has the shape {tuple(self.shape)}, not {tuple(dense.shape)}")

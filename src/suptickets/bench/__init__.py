@@ -25,6 +25,7 @@ from suptickets.bench import (
 from suptickets.bench.contenders import try_out
 from suptickets.bench.turns import SPARSITY, Options, Row
 from suptickets.errors import SparsityError, choice, fraction, whole
+from suptickets.randomness import fork_random
 from suptickets.training.build import check_model
 from suptickets.training.processes import connect
 from suptickets.training.shown import grid
@@ -99,11 +100,13 @@ def bench(
     options = Options(
         connect(device).device, model, sparsity, whole("--rounds", rounds), compile, largest=largest
     )
-    if name not in OTHERS and (model is not None or sparsity != SPARSITY):
-        for each in options.models:
-            try_out(each, options)  # what is wrong with it is said before anything else
+    with fork_random(options.device):
+        if name not in OTHERS and (model is not None or sparsity != SPARSITY):
+            for each in options.models:
+                try_out(each, options)  # what is wrong with it is said before anything else
+        rows = BENCHMARKS[name].run(options)
     common = {"device": _device(options), "torch": torch.__version__}
-    return {"name": name, "rows": [{**row, **common} for row in BENCHMARKS[name].run(options)]}
+    return {"name": name, "rows": [{**row, **common} for row in rows]}
 
 
 def _device(options: Options) -> str:

@@ -27,6 +27,7 @@ from suptickets.experiments.estimate import SECONDS
 from suptickets.experiments.plan import Branch, Mode, Reading, Task, pruned_at_fork, run_of, together_key
 from suptickets.experiments.provenance import provenance, revision
 from suptickets.experiments.store import Results, Store
+from suptickets.randomness import fork_random
 from suptickets.training.build import data_of
 from suptickets.training.files import held, write
 from suptickets.training.folder import RunFolder
@@ -271,10 +272,12 @@ def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
 
 def _pruned(state: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """The trunk's last state, pruned as its last step would have done it in this run."""
-    trainer = Trainer(settings, data_of(settings), connect(settings.device))
-    trainer.load_state_dict(state)
-    trainer.network.method.update(trainer.network, trainer.network.step)
-    return {**trainer.state_dict(), "seconds": state["seconds"]}
+    processes = connect(settings.device)
+    with fork_random(processes.device):
+        trainer = Trainer(settings, data_of(settings), processes)
+        trainer.load_state_dict(state)
+        trainer.network.method.update(trainer.network, trainer.network.step)
+        return {**trainer.state_dict(), "seconds": state["seconds"]}
 
 
 def _begun(folder: RunFolder) -> bool:

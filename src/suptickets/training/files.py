@@ -56,7 +56,8 @@ def _parsed(path: str | Path, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         where = error.problem_mark or error.context_mark
         line = f"line {where.line + 1} column {where.column + 1}: " if where else ""
-        raise SparsityError(f"{path} is no valid YAML or JSON: {line}{error.problem}") from error
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        raise SparsityError(f"{path} is no valid YAML or JSON: {line}{what}") from error
     if isinstance(node, yaml.MappingNode):
         once(path, [(key.value, None) for key, _ in node.value])
     return yaml.safe_load(text)

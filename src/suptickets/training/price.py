@@ -19,6 +19,7 @@ from suptickets.measure.cost import Shapes, TrainingFlops, training_flops
 from suptickets.measure.flops import Flops, flops
 from suptickets.methods import DSR, SNFS, SNIP, GraNet, Method, Static
 from suptickets.network import SparseNetwork
+from suptickets.randomness import fork_random
 from suptickets.sparsify import sparsify
 from suptickets.tickets import epochs_to_steps
 from suptickets.training import build
@@ -99,7 +100,8 @@ def images(name: str, classes: int | None, size: int | None) -> Data:
 def _counted(settings: Settings, data: Data, method: Method) -> tuple[SparseNetwork, Flops]:
     """The network at its final sparsity, spread as the distribution says, and its FLOPs."""
     try:
-        model = build.model(settings, data)
+        with fork_random(torch.device("cpu")):
+            model = build.model(settings, data)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise SparsityError(f"{settings.model} does not fit into the memory: {reason(error)}") from error
     if ":" in settings.model:

@@ -19,6 +19,7 @@ from suptickets.data import Data
 from suptickets.errors import SparsityError, fraction, whole
 from suptickets.layers import choose
 from suptickets.measure.sparsity import ModelSparsity, sparsity
+from suptickets.randomness import fork_random
 from suptickets.training import build
 from suptickets.training.boosters import PREDICTION_ENSEMBLES
 from suptickets.training.folder import RunFolder, read_ticket
@@ -67,7 +68,9 @@ class Saved:
     def _load(self, number: int, data: Data, device: torch.device) -> nn.Module:
         precision = build.precision(self.settings, device)
         try:
-            model = build.model(self.settings, data).to(device, build.DTYPES[precision]).eval()
+            with fork_random(device):
+                model = build.model(self.settings, data)
+            model = model.to(device, build.DTYPES[precision]).eval()
             model.load_state_dict(self.states[number])
         except SparsityError:
             raise
