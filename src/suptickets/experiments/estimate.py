@@ -15,10 +15,11 @@ from rich.tree import Tree
 from suptickets.baselines import TreeNet
 from suptickets.data.order import steps
 from suptickets.experiments.cells import Cell
-from suptickets.experiments.plan import AVERAGING, Reading, Task, default_settings
+from suptickets.experiments.plan import AVERAGING, Branch, Reading, Task, default_settings
 from suptickets.measure.flops import Flops, flops
 from suptickets.measure.sparsity import sparsity
 from suptickets.models import MODELS, build_model
+from suptickets.report.parted import parted
 from suptickets.training import price
 from suptickets.training.price import SIZES
 from suptickets.training.settings import Settings
@@ -109,15 +110,11 @@ def cost(
 
 def tree(tasks: Sequence[Task]) -> Tree:
     """The plan, to look at; seeds that have the same tree are shown as one."""
-    same: dict[str, list[int]] = {}
-    for task in tasks:
-        same.setdefault(_shape(task), []).append(task.seed)
     trunks = sum(task.trunk is not None for task in tasks)
     others = sum(len(task.runs) for task in tasks) - trunks
     root = Tree(f"{trunks:,} trunks and {others:,} other runs, {sum(t.epochs for t in tasks):,} epochs")
-    for shape, seeds in same.items():
-        first, *rest = shape.split("\n")
-        node = root.add(f"{first}, {_seeds(seeds)}")
+    for (first, *rest), same in parted(tasks, _lines).items():
+        node = root.add(f"{first}, {_seeds([task.seed for task in same])}")
         for line in rest:
             node.add(line)
     return root
@@ -132,18 +129,22 @@ def _seeds(seeds: Sequence[int]) -> str:
     return several + (f", {len(seeds) / len(once):g} times" if len(seeds) > len(once) else "")
 
 
-def _shape(task: Task) -> str:
-    """A line for the trunk (or the run), one for each branch."""
-    runs = [(b.settings.booster, b.settings) for b in task.branches]
-    runs = runs if task.trunk is None else [("", task.trunk), *runs]
-    name = _name(runs[0][1])
-    lines = [
-        f"{booster.replace('none', 'plain finish')}{_pruned(run, runs[0][1])}{_cycles(run)}: {epochs} epochs"
-        for (booster, run), (_, epochs) in zip(runs, task.runs, strict=True)
-    ]
-    reads = [""] * (task.trunk is not None) + [_reads(branch.readings) for branch in task.branches]
-    lines = [line + read for line, read in zip(lines, reads, strict=True)]
-    return "\n".join([f"{name} {lines[0]}".replace(" :", ":"), *lines[1:]])
+def _lines(task: Task) -> tuple[str, ...]:
+    """A line for the trunk, and one for each branch; or one for a run without a trunk."""
+    epochs = [epochs for _, epochs in task.runs]
+    branches = zip(task.branches, epochs[task.trunk is not None :], strict=True)
+    if task.trunk is None:
+        return tuple(f"{_name(b.settings)} {_branch(b, b.settings, n)}" for b, n in branches)
+    grown = [_branch(branch, task.trunk, n) for branch, n in branches]
+    return f"{_name(task.trunk)}: {epochs[0]} epochs", *grown
+
+
+def _branch(branch: Branch, first: Settings, epochs: int) -> str:
+    """How a branch differs from the trunk, how long it takes, how often it is read."""
+    run = branch.settings
+    booster = "plain finish" if run.booster == "none" else run.booster
+    read = f", read {len(branch.readings)} times" if len(branch.readings) > 1 else ""
+    return f"{booster}{_pruned(run, first)}{_cycles(run)}: {epochs} epochs{read}"
 
 
 def _name(run: Settings) -> str:
@@ -171,10 +172,6 @@ def _otherwise(run: Settings) -> list[str]:
     default = default_settings(run.data, run.booster)
     changed = [n for n in ("explore_rate", *AVERAGING) if getattr(run, n) != getattr(default, n)]
     return [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in changed]
-
-
-def _reads(readings: Sequence[Reading]) -> str:
-    return f", read {len(readings)} times" if len(readings) > 1 else ""
 
 
 def about_model(cell: Cell) -> float | None:
