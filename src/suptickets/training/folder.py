@@ -87,30 +87,32 @@ class RunFolder:
         """
         if force:
             return None
+        self._refuse_another(settings, moved=moved)
+        with suppress(SparsityError):
+            summary = self.load_summary() or {}
+            if _whole(summary) and (_readable(self.ticket) or not self.checkpoint.exists()):
+                return {**summary, "run": str(self.path)}  # the folder may have been moved
+        if self.summary.exists() and not self.checkpoint.exists():
+            raise SparsityError(
+                f"{self.summary} is damaged, and there is no checkpoint to write it again from: start over "
+                "with --force"
+            )
+        return None
+
+    def _refuse_another(self, settings: Settings, *, moved: bool) -> None:
+        """Refuse settings other than those of the config, or those that the run was trained with."""
         old, trained = self.settings(), self._trained_with()
-        if old is not None and trained is not None:  # the config was edited, or knows where data are now
+        if old is not None and trained is not None:  # the config knows where data are now
             trained = replace(trained, data_dir=settings.data_dir)
         if old is not None and moved:
             old = replace(old, data_dir=settings.data_dir)
         known = [one for one in (trained, old) if one is not None]
-        differences = list(dict.fromkeys(d for one in known for d in settings.differences(one)))
+        differences = dict.fromkeys(d for one in known for d in settings.differences(one))
         if differences:
             raise SparsityError(
                 f"{self.path} holds a run with other settings ({'; '.join(differences)}): choose another "
                 "--out, or start over with --force"
             )
-        try:
-            summary = self.load_summary() or {}
-        except SparsityError:
-            summary = {}
-        done = _whole(summary)
-        done &= _readable(self.ticket) or not self.checkpoint.exists()
-        if self.summary.exists() and not (done or self.checkpoint.exists()):
-            raise SparsityError(
-                f"{self.summary} is damaged, and there is no checkpoint to write it again from: start over "
-                "with --force"
-            )
-        return {**summary, "run": str(self.path)} if done else None  # the folder may have been moved
 
     def _trained_with(self) -> Settings | None:
         """The settings that the network or, if there is none, the checkpoint was made with."""
