@@ -44,7 +44,7 @@ class Rates:
 
     def put(self, optimizer: Optimizer, rate: float) -> None:
         """Put in the rates of a cycle: `rate` for the first group that learns, the others in proportion."""
-        self.put_back(optimizer)  # if the last step was broken off
+        self._recover(optimizer)
         groups = optimizer.param_groups
         other = self._whose is not None and self._whose() is not optimizer
         if self.proportions is None or len(self.proportions) != len(groups) or other:
@@ -59,15 +59,25 @@ class Rates:
         for group, own in zip(groups, given, strict=True):
             group["lr"] = _written(group["lr"], own)
 
-    def put_back(self, optimizer: Optimizer) -> None:
-        """Restore the user's rates, if this object replaced them and no others have come since."""
-        users = _REPLACED.get(optimizer)
-        if users is None or users.owner is not self:
-            return
-        _REPLACED[optimizer] = None
+    def _recover(self, optimizer: Optimizer) -> None:
+        """Restore the user's rates if the last step was broken off, where no others have been set since."""
+        users = self._forget(optimizer)
         for group, rate, given in zip(optimizer.param_groups, users.rates, users.given, strict=False):
             if float(group["lr"]) == float(_written(_read(group["lr"]), given)):
                 group["lr"] = _written(group["lr"], rate)
+
+    def put_back(self, optimizer: Optimizer) -> None:
+        """Restore the user's rates, if it was this object that replaced them."""
+        for group, rate in zip(optimizer.param_groups, self._forget(optimizer).rates, strict=False):
+            group["lr"] = _written(group["lr"], rate)
+
+    def _forget(self, optimizer: Optimizer) -> Replaced:
+        """The step is over; gives what was replaced in it, which is nothing if others have done that."""
+        users = _REPLACED.get(optimizer)
+        if users is None or users.owner is not self:
+            return Replaced(self, [], [])
+        _REPLACED[optimizer] = None
+        return users
 
 
 def _saved(optimizer: Optimizer, state: dict[str, Any]) -> None:
