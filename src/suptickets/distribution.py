@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from suptickets.errors import SparsityError, choice, fraction, whole
@@ -122,9 +123,8 @@ def _counts(shapes: Sequence[Shape], sparsity: float, distribution: str, dense: 
 
 def _limit(shapes: Sequence[Shape], sparsity: float, distribution: str, dense: Collection[int]) -> float:
     """The highest sparsity, to six digits, at which every layer keeps a connection (by bisection)."""
-    low, high = 0, math.ceil(sparsity * 1e6)
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = 0 not in _counts(shapes, middle / 1e6, distribution, dense)
-        low, high = (middle, high) if fits else (low, middle)
-    return low / 1e6
+
+    def empties(millionths: int) -> bool:
+        return 0 in _counts(shapes, millionths / 1e6, distribution, dense)
+
+    return bisect_left(range(1, math.ceil(sparsity * 1e6)), True, key=empties) / 1e6
