@@ -6,7 +6,7 @@ import builtins
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Proxy, Tracer
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.operator_support import create_op_support
 from torch.fx.proxy import Attribute
 
 from suptickets.deploy.operations import NOTHING, Modules, known, module_of, shape
@@ -179,21 +179,13 @@ def _fold(graph: GraphModule) -> None:
             graph.graph.erase_node(node)
 
 
-class Known(OperatorSupportBase):
-    """Tells torch.fx what the kernels can do."""
-
-    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: Node) -> bool:
-        """Whether the kernels can do what the node does."""
-        return known(node, submodules)
-
-
 def parts(graph: GraphModule) -> list[dict[Node, int | None]]:
     """The nodes of the largest parts that the kernels can run without torch.
 
     The partitioner adds indexing to the part that makes what is indexed, without asking; that is undone here.
     """
-    partitioner = CapabilityBasedPartitioner(graph, Known(), allows_single_node_partition=True)
-    modules = dict(graph.named_modules())
+    modules, can = dict(graph.named_modules()), create_op_support(lambda modules, node: known(node, modules))
+    partitioner = CapabilityBasedPartitioner(graph, can, allows_single_node_partition=True)
     proposed = [part.nodes for part in partitioner.propose_partitions()]
     return [{node: size for node, size in nodes.items() if known(node, modules)} for nodes in proposed]
 
