@@ -176,6 +176,13 @@ def test_the_rate_is_equation_3_at_every_step_of_every_cycle(length, normal):
     assert training.optimizer.param_groups[0]["lr"] == 0.1
 
 
+def test_steps_of_the_cycles_add_no_hooks_to_the_optimizer():
+    training = Training().run(7)
+    hooks = [len(held) for name, held in vars(training.optimizer).items() if name.endswith("_hooks")]
+    training.run()
+    assert hooks == [len(held) for name, held in vars(training.optimizer).items() if name.endswith("_hooks")]
+
+
 @pytest.mark.parametrize("tensor", [False, True])
 def test_groups_keep_their_proportions(tensor):
     training = Training(groups=3, tensor=tensor)
