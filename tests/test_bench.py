@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from surface import SCHEMA, check
 from torch import nn
 
 import suptickets as st
@@ -317,6 +318,7 @@ def test_rows(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setattr(together, "RUNS", 2)
     result = bench(name, model="mlp" if name == "loop" else "lenet5", device="cpu", rounds=1)
     assert json.loads(json.dumps(result)) == result
+    check(result, SCHEMA["outputs"]["bench"])
     assert result["name"] == name and len(result["rows"]) > 1
     common = "requirement met device torch"
     for row in result["rows"]:
@@ -439,7 +441,9 @@ def test_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "SIZES", (0.01, 0.03, 500))
     monkeypatch.setattr(scale, "SPARSITIES", (0.5, 0.9))
     monkeypatch.setattr(scale, "MIDDLE", 0.02)
-    rows = bench("scale", device="cpu", rounds=1, sparsity=0.8)["rows"]
+    result = bench("scale", device="cpu", rounds=1, sparsity=0.8)
+    check(result, SCHEMA["outputs"]["bench"])
+    rows = result["rows"]
     assert all(list(row) == SCALE.split() for row in rows)
     assert [row["variant"].split(":")[0] for row in rows] == ["size"] * 2 + ["sparsity"] * 2 + ["fit"] * 2
     assert [row["sparsity"] for row in rows] == [0.8, 0.8, 0.5, 0.9, None, None]

@@ -16,53 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from surface import SCHEMA, check
 
 import suptickets as st
 from suptickets import cli
 from suptickets.training.progress import Progress, clock
 from suptickets.training.settings import Settings, recipes, resolve
 
-SCHEMA = json.loads((Path(__file__).parent.parent / "schema.json").read_text())
 SHORT = ("train", "--epochs", "2", "--booster", "none", "--batch-size", "500")
 COMMANDS = ("train", "evaluate", "export", "list", "flops", "report", "reproduce", "bench")
-TYPES = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "null": type(None),
-}
 
 
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch) -> None:
     """A page takes longer than such a training."""
     monkeypatch.setattr(cli, "write_run_page", lambda run: None)
-
-
-def check(value: Any, schema: dict[str, Any]) -> None:
-    """As much of JSON schema as schema.json uses."""
-    known = {"type", "properties", "required", "additionalProperties", "items", "anyOf", "$ref", "minimum"}
-    assert schema.keys() <= known | {"maximum", "minProperties", "maxProperties"}
-    if "$ref" in schema:
-        return check(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
-    if "anyOf" in schema:
-        return check(value, schema["anyOf"][value is None])
-    assert isinstance(value, TYPES[schema["type"]]) and (
-        isinstance(value, bool) == (schema["type"] == "boolean")
-    ), (value, schema)
-    if isinstance(value, dict):
-        assert set(schema.get("required", ())) <= value.keys() <= schema["properties"].keys()
-        assert schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", 99)
-        for key, item in value.items():
-            check(item, schema["properties"][key])
-    for item in value if isinstance(value, list) else ():
-        check(item, schema["items"])
-    if isinstance(value, int | float):
-        assert schema.get("minimum", value) <= value <= schema.get("maximum", value)
-    return None
 
 
 def output(capsys, *arguments: Any) -> Any:

@@ -7,6 +7,7 @@ import shlex
 import pytest
 from experiments_tiny import CHANGES, SAID, data
 from report_runs import make_run
+from surface import SCHEMA, check
 
 from suptickets.cli import main
 from suptickets.experiments import EXPERIMENTS, reproduction
@@ -31,6 +32,7 @@ def reproduce(*arguments):
 def test_a_dry_run(tmp_path, capsys):
     assert reproduce("--dry-run", "--json", "--out", str(tmp_path / "r")) == 0
     found = json.loads(capsys.readouterr().out)
+    check(found, SCHEMA["outputs"]["reproduce --dry-run"])
     assert found["experiment"] == "vgg16" and found["runs"] == 6 and found["epochs"] == 2 * (2 + 3 + 3)
     assert reproduce("--dry-run", "--out", str(tmp_path / "r")) == 0
     told = capsys.readouterr()
@@ -44,6 +46,7 @@ def test_a_table_then_its_page(tiny, tmp_path, capsys):
     place = ["--data-dir", str(data(tmp_path / "data")), "--out", str(tmp_path / "r")]
     assert reproduce("--json", *place) == 0
     found = json.loads(capsys.readouterr().out)
+    check(found, SCHEMA["outputs"]["reproduce"])
     assert [one["paper"]["mean"] for one in found["cells"]] == [0.9348, 0.7220, 0.9381, 0.7257]
     assert all(one["ours"].keys() == {"mean", "sd", "runs"} for one in found["cells"])
     assert reproduce(*place) == 0

@@ -798,6 +798,11 @@ def test_tensors_without_numbers_to_compute_with_are_refused(name, key):
         st.superpose([ticket])
 
 
+def test_modules_in_place_of_their_weights_are_told():
+    with refused("a ticket has no a, zz: give the names of weights, a.weight"):
+        st.superpose(make("partly", 2), layers=["a", "zz"])
+
+
 @pytest.mark.parametrize("value", [torch.ones(3, 3, dtype=torch.int64), torch.ones(3, 3) > 0, 3, None])
 def test_layers_must_name_numbers(value):
     with refused("layers", "floating-point", "not z"):

@@ -505,3 +505,20 @@ def test_a_search_around_trainings_draws_on(tmp_path: Path) -> None:
     price(settings)
     bench("build", model="mlp", rounds=1)
     assert [*found, drawn()] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--interval 3", True),
+        ("--interval 4", False),
+        ("--interval 3 --decay cosine", False),
+        ("--interval 3 --method gmp --prune-epochs 1", False),
+        ("--interval 3 --method dsr", True),
+    ],
+)
+def test_connections_that_change_after_the_last_step_are_told(tmp_path, recwarn, options, told) -> None:
+    """Six steps: what the last would grow is not trained any more."""
+    short = "train --model mlp --booster none --epochs 2 --batch-size 500 --out"
+    assert main([*short.split(), str(tmp_path / "run"), *options.split()]) == 0
+    assert any("after the last step too" in str(warning.message) for warning in recwarn) == told

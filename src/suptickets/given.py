@@ -51,7 +51,9 @@ def _check_layers(state: Mapping[str, Any], layers: list[str]) -> None:
     """Refuse a plain state dict that has no such weights."""
     missing = [key for key in layers if key not in state]
     if missing:
-        raise SparsityError(f"a ticket has no {', '.join(missing)}")
+        weights = [f"{key}.weight" for key in missing if f"{key}.weight" in state]
+        hint = f": give the names of weights, {', '.join(weights)}" if weights else ""
+        raise SparsityError(f"a ticket has no {', '.join(missing)}{hint}")
     if not layers:
         nested = [str(key) for key, value in state.items() if isinstance(value, Mapping)]
         hint = f", perhaps what is under {', '.join(nested)}" if nested else ""

@@ -135,7 +135,7 @@ class SupTickets:
         if self.batch_norm == "average" and any(norm.running_var is None for norm in norms):
             raise SparsityError("there are no batch-norm statistics to average: set track_running_stats=True")
         if self.batch_norm == "recompute" and not norms:
-            raise SparsityError("the model has no batch norm to recompute: use batch_norm='average'")
+            raise SparsityError("the model has no batch norm to recompute: choose 'average' for batch_norm")
         growing = [grow_criterion(grow).name for _, grow in self.criteria or ()]
         if "momentum" in growing and not method.observes:
             raise SparsityError("growing by momentum needs that of all positions: use the method SNFS")

@@ -2,7 +2,8 @@
 
 Forward is one pass, backward two. A step costs 3 passes with the living connections; a step that collects the
 gradient of all positions pays the dense price for one of the two backward passes (RigL's own accounting).
-Averaging tickets, the optimizer and the choice of connections are not counted.
+Steps count alike, also the last of an epoch, whose batch may be smaller. Averaging tickets, the optimizer
+and the choice of connections are not counted.
 """
 
 from __future__ import annotations

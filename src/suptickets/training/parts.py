@@ -18,6 +18,8 @@ from suptickets.errors import SparsityError, TrainingError
 from suptickets.measure.cost import TrainingCost
 from suptickets.measure.explored import Explored
 from suptickets.measure.flops import flops
+from suptickets.methods import GMP
+from suptickets.methods.base import Dynamic
 from suptickets.randomness import seed_all
 from suptickets.sparsify import sparsify
 from suptickets.tickets import SupTickets, epochs_to_steps
@@ -68,6 +70,7 @@ class Parts:
         method = build.method(settings, self.steps, first_batch)
         self.network = sparsify(self.model, method, self.optimizer, seed=settings.seed)
         self.tickets = self._tickets()
+        self._tell_last_update()
         self.explored = Explored(self.network)
         self.rate = build.learning_rate(settings, self.steps)
         forward = flops(self.model, self.example())
@@ -81,6 +84,17 @@ class Parts:
     def seed(self) -> None:
         """Seed what dropout and the like draw from, and what a user's own model may."""
         seed_all(stable_seed(self.settings.seed, self.processes.rank))
+
+    def _tell_last_update(self) -> None:
+        """Warn of an exploration after the last step, which can only take trained weights away."""
+        method, end = self.network.method, self.settings.epochs * self.steps
+        if self.tickets is not None or not isinstance(method, Dynamic) or isinstance(method, GMP):
+            return
+        if method.due(end) and method.rate_at(end) > 0:
+            self.network.warn(
+                f"{method.name} changes connections after the last step too, and what it grows then stays "
+                f"untrained: use an --interval that does not divide {end} steps"
+            )
 
     def _tickets(self) -> ScoredTickets | None:
         s = self.settings
