@@ -515,6 +515,8 @@ def test_a_search_around_trainings_draws_on(tmp_path: Path) -> None:
         ("--interval 3 --decay cosine", False),
         ("--interval 3 --method gmp --prune-epochs 1", False),
         ("--interval 3 --method dsr", True),
+        ("--interval 3 --sparsity 0", False),
+        ("--interval 4 --booster swa --cycles 1 --cycle-epochs 0.7", False),
     ],
 )
 def test_connections_that_change_after_the_last_step_are_told(tmp_path, recwarn, options, told) -> None:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from suptickets.training.build import data_of
 from suptickets.training.files import held, write
 from suptickets.training.folder import RunFolder
 from suptickets.training.loop import Trainer
+from suptickets.training.parts import TOO_LATE
 from suptickets.training.processes import connect
 from suptickets.training.progress import print_plain
 from suptickets.training.settings import Settings
@@ -203,7 +205,9 @@ class Grow(Job):
         _forget_damaged(folder)
         done = folder.load_summary() is not None
         if not done or not folder.checkpoint.exists():
-            train(located(settings, self.data_dir), folder.path, force=done)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", f".*{TOO_LATE}")  # its branches go on
+                train(located(settings, self.data_dir), folder.path, force=done)
         return folder
 
     def _placed(self, branch: Branch) -> Settings:

@@ -28,6 +28,8 @@ from suptickets.training.meter import Meter
 from suptickets.training.processes import Processes
 from suptickets.training.settings import Settings
 
+TOO_LATE = "after the last step too"  # when connections change in vain
+
 
 class ScoredTickets(SupTickets):
     """Sup-tickets that call `told` when a ticket is collected, before anything explores on."""
@@ -90,10 +92,10 @@ class Parts:
         method, end = self.network.method, self.settings.epochs * self.steps
         if self.tickets is not None or not isinstance(method, Dynamic) or isinstance(method, GMP):
             return
-        if method.due(end) and method.rate_at(end) > 0:
+        if method.sparsity and method.due(end) and method.rate_at(end):
             self.network.warn(
-                f"{method.name} changes connections after the last step too, and what it grows then stays "
-                f"untrained: use an --interval that does not divide {end} steps"
+                f"{method.name} changes connections {TOO_LATE}, and what it grows then stays untrained: use "
+                f"an --interval that does not divide {end} steps"
             )
 
     def _tickets(self) -> ScoredTickets | None:
