@@ -847,6 +847,19 @@ def test_a_write_that_would_be_lost_is_refused(write: Any) -> None:
         write(model[1].weight)
 
 
+def test_what_to_do_instead_of_a_write_is_told() -> None:
+    model, _, _ = sparse()
+    weight = model[1].weight
+    with pytest.raises(
+        st.SparsityError, match=r"^requires_grad of .*: freeze by module.requires_grad_\(False"
+    ):
+        weight.requires_grad = False
+    with pytest.raises(st.SparsityError, match=r"^register_hook of .*: use the parameter that model.named_"):
+        weight.register_hook(torch.zeros_like)
+    with pytest.raises(st.SparsityError, match=r"^zero_ of .*: initialise before sparsify, or assign"):
+        nn.init.zeros_(weight)
+
+
 def test_an_optimizer_of_views_is_told_where_the_parameters_are() -> None:
     model, _, network = sparse()
     with pytest.raises(st.SparsityError, match="dense view .* named_parameters"):

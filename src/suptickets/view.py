@@ -34,10 +34,8 @@ class DenseView(Tensor):
         if any(isinstance(tensor, cls) for tensor in _written(name, args, kwargs)):
             what = func.__self__.__name__ if name == "__set__" else name
             raise SparsityError(
-                f"{what} of a sparse weight would be lost at its next read, which builds it anew: initialise "
-                "before sparsify, assign a dense tensor (module.weight = tensor), freeze by "
-                "module.requires_grad_(False), use the parameter that model.named_parameters() has, or clone "
-                "it first"
+                f"{what} of a sparse weight would be lost at its next read, which builds it anew: "
+                f"{_INSTEAD.get(what, _ASSIGN)}; for a tensor of your own, clone it first"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
@@ -99,11 +97,17 @@ def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
         yield from one if isinstance(one, list | tuple) else (one,)
 
 
-_HARMLESS = {"detach_", "share_memory_", "rename_"}
-_WRITING = {  # besides all names that end in _, which operators such as += call
-    *("__setitem__", "__set__"),
-    *("register_hook", "register_post_accumulate_grad_hook"),
+_ASSIGN = (
+    "initialise before sparsify, or assign a dense tensor (module.weight = tensor), whose values the living "
+    "connections take"
+)
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+_INSTEAD = {
+    **dict.fromkeys(("requires_grad", "requires_grad_"), "freeze by module.requires_grad_(False)"),
+    **dict.fromkeys(_HOOKS, "use the parameter that model.named_parameters() has"),
 }
+_HARMLESS = {"detach_", "share_memory_", "rename_"}
+_WRITING = {"__setitem__", "__set__", *_HOOKS}  # besides all names that end in _, as += calls them
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
