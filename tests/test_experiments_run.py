@@ -20,6 +20,7 @@ from suptickets.experiments.results import write_pages
 from suptickets.experiments.store import Results, Store
 from suptickets.experiments.work import fork
 from suptickets.training.folder import RunFolder
+from suptickets.training.parts import TOO_LATE
 from suptickets.training.train import default_folder, train
 
 MODE = Mode(0.01, False, tuple(sorted(SAID.items())))
@@ -111,6 +112,14 @@ def trained(monkeypatch) -> list[int]:
 
 def folders(out, booster) -> list[Path]:
     return list(Path(out).glob(f"runs/forked/*-{booster}-*seed*/"))
+
+
+def test_trunks_are_not_told_that_they_change_in_vain_at_their_end(tmp_path, where, recwarn):
+    """Their branches go on."""
+    run("vgg16", where, tmp_path / "r", "method=rigl,sparsity=0.9,booster=sup-tickets,data=cifar10")
+    (trunk,) = folders(tmp_path / "r", "none")
+    last = json.loads((trunk / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert last % CHANGES["interval"] == 0 and not any(TOO_LATE in str(told.message) for told in recwarn)
 
 
 @pytest.mark.parametrize("trunk", ["kept", "gone"])
