@@ -48,7 +48,7 @@ def by_steps(name: str, method: st.Method, sup: dict[str, Any]) -> tuple[float, 
     shapes = {n: tuple(layer.shape) for n, layer in network.layers.items()}
     final = forward.ratio if isinstance(method, st.SNIP) else None
     formula = training_flops(forward, shapes, method, STEPS, STEPS * 4, final=final, **sup)
-    cost = TrainingCost(forward, network.layers)
+    cost = TrainingCost(forward, network)
     for _ in range(STEPS):
         cost.step(dense_gradient=any(w.collector is not None for w in network.weights.values()))
         optimizer.zero_grad()

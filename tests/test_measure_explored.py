@@ -57,6 +57,20 @@ def test_a_set_of_positions(name: str, layout: torch.memory_format) -> None:
     assert explored.rate == pytest.approx(sum(map(len, lived.values())) / sum(sizes.values()))
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_network_tells_that_connections_have_changed(name: str) -> None:
+    """Whoever looks at them only when `changes` has risen sees them all."""
+    known, changes, rises = {}, -1, 0
+    for network in training(copy.deepcopy(METHODS[name])):
+        now = {n: weight.rows().tolist() for n, weight in network.weights.items()}
+        assert network.changes > changes or now == known
+        rises += network.changes > changes
+        known, changes = now, network.changes
+    assert rises == 1 if name == "static" else 1 < rises < 24
+    network.model.load_state_dict(network.model.state_dict())
+    assert network.changes > changes
+
+
 def test_what_a_static_network_explores_is_its_density() -> None:
     for network in training(st.Static(0.8)):
         assert Explored(network).rate == pytest.approx(network.density)
@@ -90,7 +104,7 @@ def test_while_nothing_changes_nothing_is_done(monkeypatch: pytest.MonkeyPatch) 
     network.prune({"3": 5}, by="magnitude")
     explored.update()
     explored.update()
-    assert sorted(calls) == ["0", "3", "3"]
+    assert sorted(calls) == ["0", "0", "3", "3"]
 
 
 def test_a_layout_that_changes_on_the_way() -> None:
@@ -111,10 +125,12 @@ def test_a_network_that_is_moved_to_a_gpu() -> None:
     explored.update()
     before = explored.state_dict()
     network.model.cuda()
+    assert all(torch.equal(lived.cpu(), before[n]) for n, lived in explored.state_dict().items())
+    network.explore(0.5)
     explored.update()
-    assert all(
-        lived.is_cuda and torch.equal(lived.cpu(), before[n]) for n, lived in explored.state_dict().items()
-    )
+    after = explored.state_dict()
+    assert all(after[n].is_cuda and torch.equal(after[n].cpu() & before[n], before[n]) for n in before)
+    assert any(not torch.equal(after[n].cpu(), before[n]) for n in before)
 
 
 def test_stopping_and_going_on() -> None:

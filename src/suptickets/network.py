@@ -56,6 +56,7 @@ class SparseNetwork:
         self.weights = {name: layer for name, layer in layers.items() if isinstance(layer, SparseWeight)}
         self.generator = generator
         self.step = 0
+        self.changes = 0  # rises whenever connections may have changed
         self.state: OptimizerState | None = None
         self.booster: Booster | None = None
         self.ranks = Ranks(model, self.weights.values())
@@ -166,6 +167,7 @@ class SparseNetwork:
         if any(c.final != c.weight.nonzero for c in left):
             return self._skip("layers whose counts were to change have no gradient")
         rewire([c for c in changes if c not in left], pruning, growing, self.generator, self.state)
+        self.changes += 1
         return True
 
     @torch.no_grad()
@@ -246,8 +248,8 @@ class SparseNetwork:
         return self.booster is not None and self.booster.holds(step)
 
     def _before_forward(self, *_: Any) -> None:
-        if dist.is_available() and dist.is_initialized():
-            self.ranks.meet(self.generator, self.step)
+        if dist.is_available() and dist.is_initialized() and self.ranks.meet(self.generator, self.step):
+            self.changes += 1
         if torch.compiler.is_compiling():  # dynamo adds no guard for what follows
             return
         waiting = self.state is None and (self.method.changes or self.booster is not None)
@@ -365,6 +367,7 @@ class SparseNetwork:
 
     def _after_load(self, *_: Any) -> None:
         """Optimizer state of other connections is started anew, unless it has just been loaded too."""
+        self.changes += 1
         moved = [weight for weight in self.weights.values() if weight.moved]
         for weight in moved:
             weight.moved = False

@@ -70,14 +70,17 @@ class Ranks:
         )
 
     @_disable_dynamo  # imports dynamo only when it is called
-    def meet(self, generator: torch.Generator, step: int) -> None:
-        """Called in a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does."""
+    def meet(self, generator: torch.Generator, step: int) -> bool:
+        """Called in a forward pass: find the wrapper, and take over what rank 0 has, as the wrapper does.
+
+        Gives whether something was taken over.
+        """
         self._pending.clear()  # left by a backward pass that failed
         ddp = DistributedDataParallel._active_ddp_module
         if ddp is not None and ddp._join_config.enable and self.weights:
             raise SparsityError("join() is not supported: give every rank as many batches")
         if ddp is None or ddp is self.ddp:
-            return
+            return False
         if not set(self._names(ddp.module)) <= set(ddp.parameters_to_ignore):
             raise SparsityError(
                 "DistributedDataParallel must wrap the sparse model itself: call sparsify(model) first, then "
@@ -88,10 +91,12 @@ class Ranks:
                 "find_unused_parameters=True is not supported: every rank must use every sparse layer"
             )
         self.ddp = ddp
-        if self.active and self.weights:
-            if int(self._broadcast(torch.tensor(step, device=self._device))) != step:
-                raise SparsityError("the ranks are at different steps: load the checkpoint on every rank")
-            self._follow_rank_0(generator)
+        if not self.active or not self.weights:
+            return False
+        if int(self._broadcast(torch.tensor(step, device=self._device))) != step:
+            raise SparsityError("the ranks are at different steps: load the checkpoint on every rank")
+        self._follow_rank_0(generator)
+        return True
 
     @torch.no_grad()
     def _follow_rank_0(self, generator: torch.Generator) -> None:

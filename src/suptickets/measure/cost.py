@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from suptickets.criteria import need_gradient
 from suptickets.errors import SparsityError, choice, fraction, unknown, whole
-from suptickets.layers import Layer
 from suptickets.measure.flops import Flops
 from suptickets.methods.base import Dynamic, Method
 from suptickets.methods.granet import GraNet
+from suptickets.network import SparseNetwork
 from suptickets.schedules import cubic
 
 Shapes = Mapping[str, Sequence[int]]
@@ -127,25 +127,27 @@ def _share(forward: Flops, shapes: Shapes, method: Method, sparsity: float) -> f
 class TrainingCost:
     """Adds up the cost of steps, with falling densities (GraNet) and dense gradients as they come."""
 
-    def __init__(self, flops: Flops, layers: Mapping[str, Layer]) -> None:
-        """`flops` of a forward pass; `layers` of the network, whose living connections are counted."""
-        counted = {name: layer for name, layer in layers.items() if name in flops.layers}
+    def __init__(self, flops: Flops, network: SparseNetwork) -> None:
+        """`flops` of a forward pass; of the network, the living connections are counted."""
+        counted = {name: layer for name, layer in network.layers.items() if name in flops.layers}
+        self.network = network
         self._prices = [(flops.layers[name].dense / layer.size, layer) for name, layer in counted.items()]
         self._rest = flops.dense - sum(flops.layers[name].dense for name in counted)
         self.dense = flops.dense
         self.steps = 0
         self.spent = 0.0
+        self._count()
 
-    def forward(self) -> float:
+    def _count(self) -> None:
         """The cost of a forward pass with the connections that live now, as a share of the dense one."""
-        if not self.dense:
-            return 1.0
-        return (self._rest + sum(price * layer.nonzero for price, layer in self._prices)) / self.dense
+        sparse = self._rest + sum(price * layer.nonzero for price, layer in self._prices)
+        self._forward, self._counted = sparse / self.dense if self.dense else 1.0, self.network.changes
 
     def step(self, *, dense_gradient: bool) -> None:
         """Add one training step."""
-        sparse = self.forward()
-        self.spent += (2 * sparse + 1) / 3 if dense_gradient else sparse
+        if self._counted != self.network.changes:
+            self._count()
+        self.spent += (2 * self._forward + 1) / 3 if dense_gradient else self._forward
         self.steps += 1
 
     @property

@@ -39,26 +39,27 @@ class Explored:
         self._bits = {d: torch.zeros(end, dtype=torch.uint8, device=d) for d, end in ends.items()}
         for name, lived in state.items():
             self._lived(name).copy_(lived)
-        self._seen: dict[str, tuple[Tensor, int]] = {}
-        self.update()
+        self._mark_living()
 
     def _lived(self, name: str) -> Tensor:
         start, size = self._starts[name], self.network.weights[name].size
         return self._bits[self._home[name]][start : start + -(-size // 8)]
 
-    @torch.no_grad()
     def update(self) -> None:
         """Mark the connections that live now as having lived."""
+        if self._marked == self.network.changes:
+            return
+        if any(w.positions.device != self._home[name] for name, w in self.network.weights.items()):
+            self._begin(self.state_dict())  # the network has been moved
+        else:
+            self._mark_living()
+
+    @torch.no_grad()
+    def _mark_living(self) -> None:
+        self._marked = self.network.changes
         alike: dict[object, list[str]] = defaultdict(list)
         for name, weight in self.network.weights.items():
-            positions = weight.positions
-            known, version = self._seen.get(name, (None, 0))
-            if known is not positions or version != positions._version:
-                self._seen[name] = (positions, positions._version)
-                alike[positions.device, weight.order].append(name)
-        if any(self._seen[name][0].device != self._home[name] for names in alike.values() for name in names):
-            self._begin(self.state_dict())
-            return
+            alike[weight.positions.device, weight.order].append(name)
         for names in alike.values():
             counts = [self.network.weights[name].nonzero for name in names]
             for part in few(names, counts, at_once(self._home[names[0]])):

@@ -76,7 +76,7 @@ class Parts:
         self.explored = Explored(self.network)
         self.rate = build.learning_rate(settings, self.steps)
         forward = flops(self.model, self.example())
-        self.cost = TrainingCost(forward, self.network.layers)
+        self.cost = TrainingCost(forward, self.network)
         self.relative = build.relative(settings, data, forward.dense)
         self.distillation: Distillation | None = None
         self.forward = DistributedDataParallel(self.model) if processes.world > 1 else self.model
