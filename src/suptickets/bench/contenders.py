@@ -18,7 +18,7 @@ from suptickets.layers import ELIGIBLE
 from suptickets.models import MODELS
 from suptickets.training.fast import FastStep
 from suptickets.training.feed import Resident
-from suptickets.training.parts import Parts
+from suptickets.training.parts import TOO_LATE, Parts
 from suptickets.training.plain import PlainStep
 from suptickets.training.processes import connect
 from suptickets.training.settings import resolve
@@ -80,7 +80,8 @@ class Run:
         calm = {"lr": 0.001, "interval": NEVER}  # on noise, a higher rate may end in infinite losses
         processes = connect(str(options.device))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* it does not explore before them")  # it is not meant to
+            for meant in (".* it does not explore before them", f".*{TOO_LATE}"):
+                warnings.filterwarnings("ignore", meant)
             self.parts = Parts(resolve({**given, **calm, **settings}), data, processes)
         self.network, self.options = self.parts.network, options
         self.stepper = FastStep(self.parts, compile=compile) if fast else PlainStep(self.parts)
