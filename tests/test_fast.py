@@ -563,9 +563,8 @@ class Replayed:
         slots = [] if step.kept is None else step.kept.slots
         plan = step.feed.plan if isinstance(step.feed, Resident) else None
         for i, owner in enumerate((step, step.kept, step.feed, plan, built.meter, *slots)):
-            found |= {
-                f"{type(owner).__name__} {i}: {n}": t for n, t in getattr(owner, "__dict__", {}).items()
-            }
+            held = plan._asdict() if owner is plan and plan else getattr(owner, "__dict__", {})
+            found |= {f"{type(owner).__name__} {i}: {n}": t for n, t in held.items()}
         return {name: t.detach() for name, t in found.items() if isinstance(t, Tensor)}
 
 
