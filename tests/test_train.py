@@ -493,7 +493,9 @@ def test_a_search_around_trainings_draws_on(tmp_path: Path) -> None:
     """Whatever a run seeds, it seeds for itself."""
 
     def drawn() -> list[float]:
-        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        gpus = [torch.device("cuda")] if torch.cuda.is_initialized() else []
+        own = [float(torch.rand((), device=device)) for device in (torch.device("cpu"), *gpus)]
+        return [random.random(), float(np.random.rand()), *own]
 
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = [drawn(), drawn()]

@@ -29,7 +29,7 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     if not isinstance(loader, Iterable):
         raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
     total, device = 0, next(model.parameters()).device
-    with _weighing(model) as weigh, fork_random(model):
+    with _weighing(model) as weigh, fork_random():
         for batch in loader:
             inputs, named = _inputs(model, batch)
             size = len(next(iter((*inputs, *named.values()))))

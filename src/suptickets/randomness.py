@@ -9,19 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 
 @contextmanager
-def fork_random(where: nn.Module | torch.device) -> Iterator[None]:
-    """Within it, random numbers may be drawn: those of Python, NumPy and torch go on as if none had been.
-
-    Of torch's, those of the CPU and of the device, or of the devices that hold the model.
-    """
-    held = {where} if isinstance(where, torch.device) else {p.device for p in where.parameters()}
-    devices = [device for device in held if device.type == "cuda"]
+def fork_random() -> Iterator[None]:
+    """Random numbers may be drawn and seeded within it: afterwards all generators are as they were before."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     pythons, numpys = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+    with torch.random.fork_rng(gpus, device_type="cuda"):
         try:
             yield
         finally:
@@ -30,8 +25,10 @@ def fork_random(where: nn.Module | torch.device) -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch's generators, NumPy's and Python's."""
-    torch.manual_seed(seed)
+    """Seed torch's generators, NumPy's and Python's; no GPU is asked for that is not in use."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # otherwise the seed would wait for that, in place of the user's
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

@@ -100,7 +100,7 @@ def bench(
     options = Options(
         connect(device).device, model, sparsity, whole("--rounds", rounds), compile, largest=largest
     )
-    with fork_random(options.device):
+    with fork_random():
         if name not in OTHERS and (model is not None or sparsity != SPARSITY):
             for each in options.models:
                 try_out(each, options)  # what is wrong with it is said before anything else

@@ -277,7 +277,7 @@ def fork(trunk: RunFolder, branch: RunFolder, settings: Settings) -> None:
 def _pruned(state: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """The trunk's last state, pruned as its last step would have done it in this run."""
     processes = connect(settings.device)
-    with fork_random(processes.device):
+    with fork_random():
         trainer = Trainer(settings, data_of(settings), processes)
         trainer.load_state_dict(state)
         trainer.network.method.update(trainer.network, trainer.network.step)

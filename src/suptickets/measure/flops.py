@@ -134,7 +134,7 @@ def _count(model: nn.Module, found: Mapping[str, tuple[str, float]], inputs: Any
     parameters = dict(model.named_parameters(remove_duplicate=False))
     counter = _Counter({_storage(parameters[name]): value for name, value in found.items()})
     try:
-        with torch.no_grad(), fork_random(model), _plain_kernels(), counter:
+        with torch.no_grad(), fork_random(), _plain_kernels(), counter:
             model(*inputs)
     except NotImplementedError as error:
         if _Counter.__name__ not in str(error):

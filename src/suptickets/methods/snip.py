@@ -118,7 +118,7 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
     buffers = {name: b.clone() for name, b in model.named_buffers() if not name.endswith(POSITIONS)}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
     try:
-        with fork_random(model), torch.enable_grad():
+        with fork_random(), torch.enable_grad():
             model.zero_grad()
             yield
     finally:

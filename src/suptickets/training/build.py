@@ -133,7 +133,7 @@ def check_fit(model: nn.Module, data: Data, dtype: torch.dtype) -> None:
     example = torch.zeros(2, *data.shape, dtype=dtype, device=next(model.parameters()).device)
     training = model.training
     try:
-        with torch.no_grad(), fork_random(model):
+        with torch.no_grad(), fork_random():
             logits = model.eval()(example)
     except Exception as error:
         raise SparsityError(f"the model does not take images of {data.name}: {reason(error)}") from error
@@ -154,7 +154,7 @@ def check_trains(settings: Settings, model: nn.Module, data: Data, world: int) -
     does not take a few images without content may still take whole batches: its training will tell.
     """
     samples = 2 * settings.members
-    with torch.enable_grad(), fork_random(model):
+    with torch.enable_grad(), fork_random():
         try:
             twin, x = densified(model).train(), next(model.parameters()).new_zeros(samples, *data.shape)
             logits = twin(x)
@@ -212,7 +212,7 @@ def check_batches(settings: Settings, data: Data, world: int, model: nn.Module) 
         return
     twin, one = densified(model).train(), next(model.parameters()).new_zeros(1, *data.shape)
     try:
-        with torch.no_grad(), fork_random(model):
+        with torch.no_grad(), fork_random():
             twin(one)
     except Exception as error:
         share = "a single sample" if world == 1 else f"{last} for {world} processes"

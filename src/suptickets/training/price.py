@@ -100,7 +100,7 @@ def images(name: str, classes: int | None, size: int | None) -> Data:
 def _counted(settings: Settings, data: Data, method: Method) -> tuple[SparseNetwork, Flops]:
     """The network at its final sparsity, spread as the distribution says, and its FLOPs."""
     try:
-        with fork_random(torch.device("cpu")):
+        with fork_random():
             model = build.model(settings, data)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise SparsityError(f"{settings.model} does not fit into the memory: {reason(error)}") from error

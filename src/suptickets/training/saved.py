@@ -68,7 +68,7 @@ class Saved:
     def _load(self, number: int, data: Data, device: torch.device) -> nn.Module:
         precision = build.precision(self.settings, device)
         try:
-            with fork_random(device):
+            with fork_random():
                 model = build.model(self.settings, data)
             model = model.to(device, build.DTYPES[precision]).eval()
             model.load_state_dict(self.states[number])

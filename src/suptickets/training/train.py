@@ -58,7 +58,7 @@ def train(
     if processes.device.type == "cuda" and build.compiles(settings, processes.device):
         load_compiler()
     with ExitStack() as stack:
-        stack.enter_context(fork_random(processes.device))  # everything is seeded, but for the run alone
+        stack.enter_context(fork_random())  # everything is seeded, but for the run alone
         trainer = Trainer(settings, _data(settings, processes, progress), processes)
         processes.first(lambda: stack.enter_context(folder.held()))
         done = processes.first(look)  # another process may have trained there meanwhile
