@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Protocol
+from math import prod
 
 import torch
 from torch import nn
@@ -69,51 +69,22 @@ class Candidate:
                 yield from (".".join(parts[:n]) for n in range(1, len(parts)))
 
 
-class Layer(Protocol):
-    """What `network.layers` says about a layer, sparse or dense."""
+@dataclass(frozen=True)
+class LayerSparsity:
+    """The non-zero weights of one layer; all of them, in a network that stores nothing sparse."""
 
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the dense weight."""
-
-    @property
-    def size(self) -> int:
-        """Number of possible connections."""
-
-    @property
-    def nonzero(self) -> int:
-        """Number of living connections."""
-
-    @property
-    def sparsity(self) -> float:
-        """Share of the connections that are not alive."""
-
-
-@dataclass
-class DenseLayer:
-    """A layer of a network that is not stored sparse."""
-
-    candidate: Candidate
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the weight."""
-        return self.candidate.parameter.shape
+    shape: tuple[int, ...]
+    nonzero: int
 
     @property
     def size(self) -> int:
-        """Number of connections."""
-        return self.shape.numel()
-
-    @property
-    def nonzero(self) -> int:
-        """All connections are alive."""
-        return self.size
+        """Number of weights."""
+        return prod(self.shape)
 
     @property
     def sparsity(self) -> float:
-        """Always 0."""
-        return 0.0
+        """Share of the weights that are zero."""
+        return 1 - self.nonzero / self.size if self.size else 0.0
 
 
 def choose(model: nn.Module, include: Patterns = None, exclude: Patterns = None) -> list[Candidate]:

@@ -20,7 +20,7 @@ from suptickets.booster import Booster
 from suptickets.collection import Collection
 from suptickets.criteria import Criterion, grow_criterion, prune_criterion, strongest
 from suptickets.errors import SparsityError, fraction, whole
-from suptickets.layers import Layer
+from suptickets.layers import LayerSparsity
 from suptickets.optimizer_state import OptimizerState
 from suptickets.plain import Link, densified
 from suptickets.ranks import Ranks
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from suptickets.methods.base import Method
 
 
+Layer = SparseWeight | LayerSparsity
 APART = (
     "there are several processes, and each chooses its own connections: if they train one network together, "
     "wrap the model in DistributedDataParallel"

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from suptickets.errors import SparsityError, whole
-from suptickets.layers import Candidate, DenseLayer, Layer, Patterns, choose
+from suptickets.layers import Candidate, LayerSparsity, Patterns, choose
 from suptickets.methods import Method
-from suptickets.network import SparseNetwork
+from suptickets.network import Layer, SparseNetwork
 from suptickets.optimizer_state import check_optimizer, store_state
 from suptickets.owner import restore, store
 from suptickets.plain import check_values
@@ -55,7 +55,10 @@ def sparsify(
     # if anything is refused from here on, the model is given back as it was; what is made here is trained
     with ExitStack() as undo, torch.inference_mode(False):
         layers: dict[str, Layer] = {
-            c.name: _store(c, optimizer, undo) if method.sparse else DenseLayer(c) for c in chosen
+            c.name: _store(c, optimizer, undo)
+            if method.sparse
+            else LayerSparsity(c.parameter.shape, c.parameter.numel())
+            for c in chosen
         }
         network = SparseNetwork(model, method, layers, generator)
         undo.callback(network.detach)

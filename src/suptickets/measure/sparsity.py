@@ -8,32 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from torch import Tensor, nn
 
 from suptickets.errors import SparsityError
+from suptickets.layers import LayerSparsity
 from suptickets.plain import densified
 from suptickets.weight import SUFFIX
-
-
-@dataclass(frozen=True)
-class LayerSparsity:
-    """The non-zero weights of one layer."""
-
-    shape: tuple[int, ...]
-    nonzero: int
-
-    @property
-    def size(self) -> int:
-        """Number of weights."""
-        return prod(self.shape)
-
-    @property
-    def sparsity(self) -> float:
-        """Share of the weights that are zero."""
-        return 1 - self.nonzero / self.size if self.size else 0.0
 
 
 @dataclass(frozen=True)

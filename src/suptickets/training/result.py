@@ -15,9 +15,10 @@ from torch import nn
 
 from suptickets.baselines import Ensemble, Members
 from suptickets.errors import TrainingError
+from suptickets.layers import LayerSparsity
 from suptickets.measure.flops import flops
 from suptickets.measure.predictions import Tally
-from suptickets.measure.sparsity import LayerSparsity, ModelSparsity
+from suptickets.measure.sparsity import ModelSparsity
 from suptickets.training.boosters import PREDICTION_ENSEMBLES
 from suptickets.training.folder import RunFolder
 from suptickets.training.panel import Panel, details
