@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,36 +14,42 @@ from suptickets.data.order import EpochPlan, shares, split, steps
 from suptickets.errors import SparsityError
 
 Batches = Iterator[tuple[Tensor, Tensor]]
+Device = torch.device | str
 
 
-class Data(Protocol):
-    """Labelled images, some to train on and some to test on."""
+class Data(ABC):
+    """Labelled images, some to train on and some to test on.
+
+    Attributes:
+        name: what the data are called.
+        classes: number of classes; labels run from 0 to one less.
+    """
+
+    name: str
+    classes: int
 
     @property
-    def name(self) -> str:
-        """What the data are called."""
-
-    @property
-    def classes(self) -> int:
-        """Number of classes; labels run from 0 to one less."""
-
-    @property
+    @abstractmethod
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of what `train_batches` and `test_batches` give."""
 
     @property
+    @abstractmethod
     def train_size(self) -> int:
         """Number of images to train on."""
 
     @property
+    @abstractmethod
     def test_size(self) -> int:
         """Number of images to test on."""
 
-    def steps(self, batch_size: int) -> int:
-        """Number of batches in an epoch of training, the last partial one included."""
-
+    @abstractmethod
     def held_out(self, share: float) -> Data:
         """Data that are tested on a share of these training data, and trained on the rest of them."""
+
+    def steps(self, batch_size: int) -> int:
+        """Number of batches in an epoch of training, the last partial one included."""
+        return steps(self.train_size, batch_size)
 
     def train_batches(
         self,
@@ -69,6 +75,8 @@ class Data(Protocol):
             world: number of processes.
             skip: steps of the epoch that are already done.
         """
+        mine = shares(self.train_size, batch_size, rank, world, skip)
+        return self._train(mine, seed, epoch, device, dtype)
 
     def test_batches(
         self,
@@ -80,10 +88,19 @@ class Data(Protocol):
         world: int = 1,
     ) -> Batches:
         """All test images once, in their order, never augmented; arguments as for `train_batches`."""
+        return self._test(shares(self.test_size, batch_size, rank, world), device, dtype)
+
+    @abstractmethod
+    def _train(self, mine: list[slice], seed: int, epoch: int, device: Device, dtype: torch.dtype) -> Batches:
+        """The batches at these places of an epoch."""
+
+    @abstractmethod
+    def _test(self, mine: list[slice], device: Device, dtype: torch.dtype) -> Batches:
+        """The batches at these places of the test data."""
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayData:
+class ArrayData(Data):
     """Data that fit into memory, kept as bytes; augmented by a crop of the padded image and a flip.
 
     Attributes:
@@ -139,10 +156,6 @@ class ArrayData:
         """Number of images to test on."""
         return len(self.test_x)
 
-    def steps(self, batch_size: int) -> int:
-        """Number of batches in an epoch of training, the last partial one included."""
-        return steps(self.train_size, batch_size)
-
     def held_out(self, share: float) -> ArrayData:
         """See `Data.held_out`."""
         train, test = ((self.train_x[part], self.train_y[part]) for part in split(self.train_size, share))
@@ -164,20 +177,8 @@ class ArrayData:
             return images
         return crop(images, dy, dx, flips, self.padding, self.padding_mode)
 
-    def train_batches(
-        self,
-        batch_size: int,
-        seed: int,
-        epoch: int,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        rank: int = 0,
-        world: int = 1,
-        skip: int = 0,
-    ) -> Batches:
-        """See `Data.train_batches`; images that live elsewhere travel to `device` as bytes."""
-        mine = shares(self.train_size, batch_size, rank, world, skip)
+    def _train(self, mine: list[slice], seed: int, epoch: int, device: Device, dtype: torch.dtype) -> Batches:
+        """Images that live elsewhere travel to `device` as bytes."""
         drawn, normalise = self.epoch_plan(seed, epoch), Normalise(self.mean, self.std, device, dtype)
         order, plan = drawn.order.to(self.train_x.device), drawn.to(device)
 
@@ -188,17 +189,7 @@ class ArrayData:
 
         return map(batch, mine)
 
-    def test_batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        rank: int = 0,
-        world: int = 1,
-    ) -> Batches:
-        """See `Data.test_batches`."""
-        mine = shares(self.test_size, batch_size, rank, world)
+    def _test(self, mine: list[slice], device: Device, dtype: torch.dtype) -> Batches:
         normalise = Normalise(self.mean, self.std, device, dtype)
         return (
             (normalise(self.test_x[places].to(device)), self.test_y[places].to(device)) for places in mine

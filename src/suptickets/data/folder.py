@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from suptickets.data import transforms
 from suptickets.data.augment import Normalise
-from suptickets.data.base import Batches
-from suptickets.data.order import EpochPlan, shares, split, stable_seed, steps
+from suptickets.data.base import Batches, Data, Device
+from suptickets.data.order import EpochPlan, split, stable_seed
 from suptickets.errors import SparsityError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -60,27 +60,24 @@ class Files:
 
 
 @dataclass(frozen=True, eq=False)
-class FolderData:
+class FolderData(Data):
     """Images in class folders; see `Data`.
 
     Attributes:
         name: what the data are called.
-        class_names: the names of the folders, sorted; a label is a place in this tuple.
+        classes: number of class folders.
+        class_names: their names, sorted; a label is a place in this tuple.
         train: files to train on.
         test: files to test on.
         workers: processes that decode; 0 for none but this one.
     """
 
     name: str
+    classes: int
     class_names: tuple[str, ...]
     train: Files
     test: Files
     workers: int = field(default_factory=lambda: min(8, os.cpu_count() or 1))
-
-    @property
-    def classes(self) -> int:
-        """Number of class folders."""
-        return len(self.class_names)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -97,44 +94,18 @@ class FolderData:
         """Number of images to test on."""
         return len(self.test)
 
-    def steps(self, batch_size: int) -> int:
-        """Number of batches in an epoch of training, the last partial one included."""
-        return steps(self.train_size, batch_size)
-
     def held_out(self, share: float) -> FolderData:
         """See `Data.held_out`."""
         train, test = (self.train[part.numpy()] for part in split(self.train_size, share))
         return replace(self, train=train, test=test)
 
-    def train_batches(
-        self,
-        batch_size: int,
-        seed: int,
-        epoch: int,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        rank: int = 0,
-        world: int = 1,
-        skip: int = 0,
-    ) -> Batches:
-        """See `Data.train_batches`."""
-        mine = shares(self.train_size, batch_size, rank, world, skip)
+    def _train(self, mine: list[slice], seed: int, epoch: int, device: Device, dtype: torch.dtype) -> Batches:
         order = EpochPlan.draw(self.train_size, seed, epoch).order
         images = _Images(self.train, partial(_at_random, seed, epoch))
         return self._batches(images, [order[s].tolist() for s in mine], device, dtype)
 
-    def test_batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        rank: int = 0,
-        world: int = 1,
-    ) -> Batches:
-        """See `Data.test_batches`."""
-        mine, order = shares(self.test_size, batch_size, rank, world), range(self.test_size)
+    def _test(self, mine: list[slice], device: Device, dtype: torch.dtype) -> Batches:
+        order = range(self.test_size)
         return self._batches(_Images(self.test, _at_centre), [list(order[s]) for s in mine], device, dtype)
 
     def _batches(
@@ -248,7 +219,7 @@ def load_folder(data_dir: Path | None = None, name: str = "folder") -> FolderDat
         raise SparsityError(
             f"class {extra!r} is in {has} but not in {lacks}: add it there, or remove it here"
         )
-    return FolderData(name, tuple(classes), _files(train, classes), _files(test, classes))
+    return FolderData(name, len(classes), tuple(classes), _files(train, classes), _files(test, classes))
 
 
 def _class_folders(folder: Path) -> list[str]:
