@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from suptickets.compact import load_compact
 from suptickets.connections import Ticket, fits, is_number
-from suptickets.deploy.compact import load_compact
 from suptickets.errors import SparsityError, reason
 from suptickets.weight import POSITIONS
 

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from suptickets.deploy.compact import unpacked
+from suptickets.compact import unpacked
 from suptickets.errors import SparsityError, TrainingError, reason
 from suptickets.measure.predictions import SCORES
 from suptickets.training.files import append, locked, read_mapping, save_tensors, to_json, write
