@@ -228,6 +228,17 @@ def test_digits_are_split_by_class_and_normalised():
     assert not data.padding and not data.flip
 
 
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    data = load_data("digits")
+    images = torch.cat([data.train_x, data.test_x]).flatten(1)
+    ours = torch.cat([torch.cat([data.train_y, data.test_y])[:, None], images], 1)
+    rounded = [[label, *(math.floor(v * 255 / 16 + 0.5) for v in x)] for label, *x in np.c_[labels, pixels]]
+    assert sorted(ours.tolist()) == sorted(rounded)
+
+
 def test_the_list_names_all_data_and_suggests_the_nearest():
     assert list(DATA) == ["digits", "fashion-mnist", "cifar10", "cifar100", "imagenet", "folder"]
     assert all(entry.summary and "\n" not in entry.summary for entry in DATA.values())
