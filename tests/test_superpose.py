@@ -554,6 +554,9 @@ def test_empty_batches_count_for_nothing():
             recompute(models[0], nothing)
     with refused("the loader must give tensors", "a scalar"):
         recompute(models[0], batches[0].new_ones(3))
+    with refused("the loader must give tensors", "not str"):
+        recompute(models[0], [batches[1] * 7, "nothing"])
+    assert all(torch.equal(a, b) for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True))
 
 
 def test_recomputing_takes_batches_with_and_without_labels():

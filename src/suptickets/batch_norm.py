@@ -24,7 +24,8 @@ def recompute(model: nn.Module, loader: Iterable[Any]) -> None:
     """Set the statistics to their mean over `loader`, each batch weighted by its size.
 
     `loader` yields inputs, tuples that begin with them, or the model's arguments by name; an empty batch
-    counts for nothing. Modes, all other buffers and the global random state stay as they were.
+    counts for nothing. Modes, all other buffers and the global random state stay as they were; if a batch is
+    refused, so do the statistics.
     """
     if not isinstance(loader, Iterable):
         raise SparsityError(f"the loader must give batches of inputs, but is a {type(loader).__name__}")
@@ -49,6 +50,8 @@ def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
     layers = batch_norms(model)
     momenta, others = {layer: layer.momentum for layer in layers}, list(_others(model))
     modes = {module: module.training for module in model.modules()}
+    statistics = [s for layer in layers for s in (layer.running_mean, layer.running_var) if s is not None]
+    known = [(one, one.clone()) for one in statistics]
     size, seen = 0, dict.fromkeys(layers, 0)
 
     def tell(batch: int) -> None:
@@ -64,6 +67,10 @@ def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
     try:
         model.train()
         yield tell
+    except BaseException:
+        for one, before in known:
+            one.copy_(before)
+        raise
     finally:
         for hook in hooks:
             hook.remove()
@@ -71,8 +78,8 @@ def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
             module.training = training
         for layer, momentum in momenta.items():
             layer.momentum = momentum
-        for module, name, buffer, before in others:
-            _restore(module, name, buffer, before)
+        for other in others:
+            _restore(*other)
 
 
 def _inputs(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
