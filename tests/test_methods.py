@@ -659,6 +659,16 @@ def test_dsr_keeps_one_connection_in_every_layer():
     verify(network)
 
 
+def test_dsr_learns_no_threshold_from_layers_that_are_frozen():
+    model = mlp()
+    network = st.sparsify(model, st.DSR(0.7, interval=1, threshold=0.01), sgd(model), seed=0)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for step in range(1, 9):
+        network.method.update(network, step)
+    assert network.method.state_dict(network)["threshold"] == 0.01
+
+
 # ---- dense and small-dense ----
 
 

@@ -43,9 +43,9 @@ class DSR(Dynamic):
 
     def update(self, network: SparseNetwork, step: int) -> None:
         """Prune below the threshold, adapt it, and grow as many as were pruned."""
-        if not self.due(step):
-            return
         weights = network.changing
+        if not self.due(step) or not weights:  # a threshold says nothing about layers that are frozen
+            return
         kept = {
             name: min(max(int((w.values.abs() >= self._threshold).sum()), 1), w.nonzero)
             for name, w in weights.items()
