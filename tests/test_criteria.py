@@ -272,6 +272,21 @@ NOT_FINITE = {
 }
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_gradients_are_used_whose_norm_is_too_large_for_their_type(name):
+    model = nn.Sequential(nn.Linear(6, 12, bias=False)).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    network = st.sparsify(model, NOT_FINITE[name](), optimizer, seed=0)
+    before = living(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 6).half()).float() * 4e4).sum().backward()
+        optimizer.step()
+    assert any(not torch.equal(before[n], rows) for n, rows in living(model).items())
+    verify(network, optimizer)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("name", NOT_FINITE)
 def test_an_exploration_with_gradients_that_are_not_finite_is_skipped(name, bad):

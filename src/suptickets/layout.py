@@ -26,10 +26,9 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 def remap(index: Tensor, sizes: Sequence[Any], order: Sequence[int]) -> Tensor:
     """Flat indices over `sizes` (the last runs fastest) as flat indices over the dimensions in `order`.
 
-    Sizes are numbers, or tensors with one size for each index.
-
-    Dimensions that stay neighbours are handled as one, like the pixels of a channels_last convolution; a
-    first one that stays first, like its outputs, is not taken apart.
+    Sizes are numbers, or tensors with one size for each index. Dimensions that stay neighbours are handled as
+    one, like the pixels of a channels_last convolution; a first one that stays first, like its outputs, is
+    not taken apart.
     """
     groups: list[list[int]] = []
     for d in order:

@@ -233,7 +233,9 @@ class SparseNetwork:
     def gradients_finite(self) -> bool:
         """Whether the gradients of all positions that are there are finite."""
         gradients = self.collection.settle(self.optimizer)
-        return not gradients or bool(torch.stack([torch.isfinite(g).all() for g in gradients]).all())
+        if not gradients or bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
+            return True
+        return all(bool(g.isfinite().all()) for g in gradients)  # a norm may overflow where no number does
 
     def prepare(self) -> None:
         """Ask for the gradient of all positions if the next step needs it, and only then."""
