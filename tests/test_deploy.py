@@ -767,11 +767,13 @@ def test_changes_by_unknown_functions_are_refused() -> None:
         accelerate(thin(_Layers(_changed(lambda h: _clips(h))), 0.5), images(1, 8) * 0.01)
 
 
-@pytest.mark.parametrize("kind", [{"affine": False}, {"bias": False}, {}])
+@pytest.mark.parametrize("missing", [("weight", "bias"), ("bias",), ()])
 @pytest.mark.parametrize("between", [nn.Identity(), nn.ReLU()])
 @pytest.mark.parametrize("pair", [(nn.Linear(8, 8), nn.BatchNorm1d), (nn.Conv2d(8, 8, 1), nn.BatchNorm2d)])
-def test_batch_norms_without_weights(always: None, pair: Any, between: Any, kind: Any) -> None:
-    layer, norm = pair[0], pair[1](8, **kind).eval()
+def test_batch_norms_without_weights(always: None, pair: Any, between: Any, missing: Any) -> None:
+    layer, norm = pair[0], pair[1](8).eval()
+    for name in missing:
+        norm.register_parameter(name, None)
     norm.running_mean.uniform_(), norm.running_var.uniform_(1, 2)
     x = images(3, 8) if isinstance(layer, nn.Linear) else images(3, 8, 4, 4)
     assert len(parts(check(nn.Sequential(layer, between, norm), x))) == 1
