@@ -917,6 +917,7 @@ def test_a_view_may_be_copied_and_go_into_a_compiled_function() -> None:
     assert type(duplicate) is Tensor and torch.equal(duplicate, view)
     compiled = torch.compile(lambda w: w.T.chunk(2)[0].sum(), backend="eager", fullgraph=True)
     assert torch.equal(compiled(view), view.T.chunk(2)[0].sum())
+    assert type(view._base) is Tensor  # one that is a view has a base in turn, without end
 
 
 def test_values_that_are_not_of_these_connections_are_refused() -> None:

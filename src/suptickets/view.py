@@ -12,6 +12,8 @@ from torch import Tensor
 
 from suptickets.errors import SparsityError
 
+_BASE = Tensor._base.__get__  # type: ignore[union-attr]
+
 
 class DenseView(Tensor):
     """What `module.weight` reads as; writing into it would be lost, so in-place functions are refused."""
@@ -39,8 +41,8 @@ class DenseView(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            if not isinstance(result, Tensor | list | tuple):
-                return result
+            if not isinstance(result, Tensor | list | tuple) or func == _BASE:
+                return result  # a marked base would be a view with a base again, without end
             return _marked(result, [t for t in _flat((*args, *kwargs.values())) if isinstance(t, cls)])
 
     def set_(self, *_: Any, **__: Any) -> Any:
