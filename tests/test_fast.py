@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import suptickets
 from suptickets.data import load_data
 from suptickets.data.base import ArrayData
 from suptickets.errors import TrainingError
@@ -39,6 +40,7 @@ from suptickets.training.processes import Processes
 from suptickets.training.progress import Progress
 from suptickets.training.settings import resolve
 
+PACKAGE = str(Path(suptickets.__file__).parent)
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -716,7 +718,7 @@ class Waits(TorchDispatchMode):
         return counting
 
     def _note(self, name: str) -> None:
-        frames = [f for f in traceback.extract_stack() if "/suptickets/" in f.filename]
+        frames = [f for f in traceback.extract_stack() if f.filename.startswith(PACKAGE)]
         own = any(
             (Path(f.filename).stem, f.name) in {("criteria", "_rand"), ("superpose", "add")} for f in frames
         )
