@@ -1,6 +1,7 @@
 """Superposing tickets from anywhere, against slow and obvious computations over dense tensors."""
 
 import copy
+import json
 import os
 import pickle
 import warnings
@@ -801,9 +802,29 @@ def test_tensors_without_numbers_to_compute_with_are_refused(name, key):
         st.superpose([ticket])
 
 
-def test_modules_in_place_of_their_weights_are_told():
-    with refused("a ticket has no a, zz: give the names of weights, a.weight"):
-        st.superpose(make("partly", 2), layers=["a", "zz"])
+def test_layers_may_be_named_by_their_modules():
+    tickets = make("partly", 2)
+    named, expected = (st.superpose(tickets, layers=[name], sparsity=0.5) for name in ("a", "a.weight"))
+    assert all(torch.equal(named[key], expected[key]) for key in expected)
+    with refused("a ticket has no zz"):
+        st.superpose(tickets, layers=["a", "zz"])
+
+
+def test_files_tell_which_weights_were_sparse(tmp_path):
+    """What was left dense is averaged and not pruned; a tied weight is in such a file twice."""
+    torch.manual_seed(0)
+    tickets = [{key: torch.randn(6, 5) for key in ("a.weight", "tied", "left")} for _ in range(3)]
+    for n, ticket in enumerate(tickets):
+        ticket["a.weight"][torch.rand(6, 5) < 0.6] = 0
+        ticket["tied"] = ticket["a.weight"].clone()
+        about = {"suptickets": json.dumps({"living": {"a": 12}})}
+        save_file(ticket, tmp_path / f"{n}.safetensors", about if n == 0 else None)
+    found = st.superpose([tmp_path / f"{n}.safetensors" for n in range(3)])
+    torch.testing.assert_close(found["left"], sum(ticket["left"] for ticket in tickets) / 3)
+    assert torch.equal(found["a.weight"], found["tied"])
+    assert found["a.weight"].count_nonzero() == tickets[0]["a.weight"].count_nonzero()
+    expected = st.superpose(tickets, layers=["a", "tied"])
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("value", [torch.ones(3, 3, dtype=torch.int64), torch.ones(3, 3) > 0, 3, None])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from suptickets.compact import load_compact
@@ -26,7 +29,7 @@ def layer_names(layers: str | Iterable[str]) -> list[str]:
 def read_ticket(
     item: Mapping[str, Any] | str | os.PathLike[str], layers: list[str] | None, first: Ticket | None
 ) -> Ticket:
-    """Read a ticket; its sparse weights are those of the `first` one, unless `layers` names them."""
+    """Read a ticket; its sparse weights are those that `layers`, its file or the `first` one names."""
     if not isinstance(item, Mapping | str | os.PathLike):
         raise SparsityError(f"a ticket must be a state dict or a file, not a {type(item).__name__}")
     state = item if isinstance(item, Mapping) else _load(item)
@@ -40,9 +43,14 @@ def read_ticket(
             return Ticket.of(state["model"], state["shapes"], state.get("aliases"))
         state = state["model"]  # of a network that stores nothing sparse
     _check_tensors(state)
-    left_dense = {} if first is None else first.dense
     if layers is None:
-        layers = [key for key, value in state.items() if _is_weight(value) and key not in left_dense]
+        weights = {key: value for key, value in state.items() if _is_weight(value)}
+        if first is not None:
+            layers = [key for key in weights if key not in first.dense]
+        else:
+            layers = [] if isinstance(item, Mapping) else _told_sparse(item, weights)
+            layers = layers or [*weights]
+    layers = [f"{key}.weight" if key not in state and f"{key}.weight" in state else key for key in layers]
     _check_layers(state, layers)
     return Ticket.of_dense(state, layers)
 
@@ -51,9 +59,7 @@ def _check_layers(state: Mapping[str, Any], layers: list[str]) -> None:
     """Refuse a plain state dict that has no such weights."""
     missing = [key for key in layers if key not in state]
     if missing:
-        weights = [f"{key}.weight" for key in missing if f"{key}.weight" in state]
-        hint = f": give the names of weights, {', '.join(weights)}" if weights else ""
-        raise SparsityError(f"a ticket has no {', '.join(missing)}{hint}")
+        raise SparsityError(f"a ticket has no {', '.join(missing)}")
     if not layers:
         nested = [str(key) for key, value in state.items() if isinstance(value, Mapping)]
         hint = f", perhaps what is under {', '.join(nested)}" if nested else ""
@@ -98,6 +104,15 @@ def _is_dense(value: Any) -> TypeGuard[Tensor]:
 
 def _is_weight(value: Any) -> bool:
     return _is_dense(value) and value.dim() >= 2 and value.is_floating_point()
+
+
+def _told_sparse(path: str | os.PathLike[str], weights: Mapping[str, Tensor]) -> list[str]:
+    """The weights that were sparse in training, if the file says so; tied ones are in it as equal copies."""
+    with suppress(Exception), safe_open(path, "pt") as file:  # any other file says nothing
+        told = {*json.loads(file.metadata()["suptickets"])["living"]}
+        sparse = [weight for key, weight in weights.items() if key.removesuffix(".weight") in told]
+        return [key for key, weight in weights.items() if any(torch.equal(weight, one) for one in sparse)]
+    return []
 
 
 def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:

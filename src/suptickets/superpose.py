@@ -318,7 +318,8 @@ def superpose(
         beta: weight of the old average in `cima`.
         prune: `global` or `layer`.
         prune_when: `each` or `end`.
-        layers: names of the sparse weights in plain state dicts; by default all tensors of two or more
+        layers: names of the sparse weights in plain state dicts, or of their modules. By default those that
+            the first file states, if `suptickets train` wrote it; otherwise all tensors of two or more
             dimensions, because buffers, and layers that were left dense, cannot be told from them.
     """
     superposition = Superposition(rule, beta, prune, prune_when)

@@ -279,7 +279,10 @@ class SupTickets:
     def _seen(self) -> str:
         """How far the network has come, and what may have kept it from getting further."""
         step = self.network.step
-        usual = "did it end early? total_steps counts steps, not batches, and GradScaler may skip some"
+        usual = (
+            "did it end early? total_steps counts steps, not batches, GradScaler may skip some, and resuming "
+            "takes tickets.load_state_dict too"
+        )
         other = "is the one that trains it attached (network.attach)?"
         return f"the network has seen {step} steps of its optimizer: {usual if step else other}"
 
