@@ -819,11 +819,22 @@ def test_files_tell_which_weights_were_sparse(tmp_path):
         ticket["tied"] = ticket["a.weight"].clone()
         about = {"suptickets": json.dumps({"living": {"a": 12}})}
         save_file(ticket, tmp_path / f"{n}.safetensors", about if n == 0 else None)
-    found = st.superpose([tmp_path / f"{n}.safetensors" for n in range(3)])
+    files = [tmp_path / f"{n}.safetensors" for n in range(3)]
+    found = st.superpose(files)
     torch.testing.assert_close(found["left"], sum(ticket["left"] for ticket in tickets) / 3)
     assert torch.equal(found["a.weight"], found["tied"])
     assert found["a.weight"].count_nonzero() == tickets[0]["a.weight"].count_nonzero()
-    expected = st.superpose(tickets, layers=["a", "tied"])
+    expected, named = st.superpose(tickets, layers=["a", "tied"]), st.superpose(files, layers=["a"])
+    assert all(torch.equal(found[k], expected[k]) and torch.equal(named[k], expected[k]) for k in expected)
+
+
+def test_a_file_that_tells_of_other_weights_is_read_as_any_other(tmp_path):
+    tickets = make("partly", 2)
+    for n, ticket in enumerate(tickets):
+        about = {"suptickets": json.dumps({"living": {"a": 12, "wrapped.b": 3}})}
+        save_file(ticket, tmp_path / f"{n}.safetensors", about)
+    found = st.superpose([tmp_path / f"{n}.safetensors" for n in range(2)])
+    expected = st.superpose(tickets)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 

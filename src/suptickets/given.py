@@ -52,6 +52,8 @@ def read_ticket(
             layers = layers or [*weights]
     layers = [f"{key}.weight" if key not in state and f"{key}.weight" in state else key for key in layers]
     _check_layers(state, layers)
+    if not isinstance(item, Mapping):
+        layers += _copies(state, layers)
     return Ticket.of_dense(state, layers)
 
 
@@ -107,12 +109,18 @@ def _is_weight(value: Any) -> bool:
 
 
 def _told_sparse(path: str | os.PathLike[str], weights: Mapping[str, Tensor]) -> list[str]:
-    """The weights that were sparse in training, if the file says so; tied ones are in it as equal copies."""
+    """The weights that were sparse in training, if the file says so and has all of them."""
+    names = {key.removesuffix(".weight"): key for key in weights}
     with suppress(Exception), safe_open(path, "pt") as file:  # any other file says nothing
-        told = {*json.loads(file.metadata()["suptickets"])["living"]}
-        sparse = [weight for key, weight in weights.items() if key.removesuffix(".weight") in told]
-        return [key for key, weight in weights.items() if any(torch.equal(weight, one) for one in sparse)]
+        return [names[name] for name in json.loads(file.metadata()["suptickets"])["living"]]
     return []
+
+
+def _copies(state: Mapping[str, Any], layers: list[str]) -> list[str]:
+    """Other names of these weights: a file has a copy for each name of one that is tied."""
+    named = [state[key] for key in layers]
+    others = {key: value for key, value in state.items() if key not in layers and _is_weight(value)}
+    return [k for k, v in others.items() if any(v.dtype == w.dtype and torch.equal(v, w) for w in named)]
 
 
 def _load(path: str | os.PathLike[str]) -> Mapping[str, Any]:
