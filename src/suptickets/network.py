@@ -167,8 +167,8 @@ class SparseNetwork:
             left += [c for c in changes if c.final > c.kept and c.weight.momentum is None]
         if any(c.final != c.weight.nonzero for c in left):
             return self._skip("layers whose counts were to change have no gradient")
-        rewire([c for c in changes if c not in left], pruning, growing, self.generator, self.state)
         self.changes += 1
+        rewire([c for c in changes if c not in left], pruning, growing, self.generator, self.state)
         return True
 
     @torch.no_grad()

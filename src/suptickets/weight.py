@@ -207,13 +207,13 @@ class SparseWeight(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseWeight:
         """Follow `.to(memory_format=...)`: read off a probe what `fn` does to the layout."""
-        positions = self.positions
+        positions, momentum = self.positions, self.momentum
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if not positions.is_meta:  # they only move: `.type(torch.half)` would round them
+        if not positions.is_meta:  # these only move: `.half()` would round them
             self.positions = positions.to(self.positions.device)
+        momentum = None if momentum is None or positions.is_meta else momentum.to(self.positions.device)
         probe = torch.empty([2] * len(self.shape), dtype=self.values.dtype, device=self.positions.device)
         order = memory_order(fn(probe.permute(self._inverse)))
-        momentum = None if self.momentum is None else fn(self.momentum)
         if order == self.order:
             self.momentum = momentum
             return self

@@ -46,10 +46,10 @@ class SNFS(Dynamic):
             return
         for weight in network.weights.values():
             if weight.gradient is not None:
-                old = weight.momentum
-                if old is None:  # in half precision the sum of a few gradients may be infinite
-                    wide = torch.promote_types(weight.values.dtype, torch.float32)
-                    old = torch.zeros_like(weight.gradient, dtype=wide)
+                # in half precision the sum of a few gradients may be infinite
+                wide = torch.promote_types(weight.values.dtype, torch.float32)
+                known = weight.momentum
+                old = torch.zeros_like(weight.gradient, dtype=wide) if known is None else known.to(wide)
                 weight.momentum = old.mul_(self.momentum).add_(weight.gradient)
 
     def update(self, network: SparseNetwork, step: int) -> None:
