@@ -50,8 +50,8 @@ def _weighing(model: nn.Module) -> Iterator[Callable[[int], None]]:
     layers = batch_norms(model)
     momenta, others = {layer: layer.momentum for layer in layers}, list(_others(model))
     modes = {module: module.training for module in model.modules()}
-    statistics = [s for layer in layers for s in (layer.running_mean, layer.running_var) if s is not None]
-    known = [(one, one.clone()) for one in statistics]
+    held = (one for layer in layers for one in (layer.running_mean, layer.running_var) if one is not None)
+    known = [(one, one.clone()) for one in held]
     size, seen = 0, dict.fromkeys(layers, 0)
 
     def tell(batch: int) -> None:
